@@ -1,0 +1,120 @@
+"""The door by which arrays come into `pico.metrics`: float64, and in which library to compute.
+
+Called by every metric before it computes. It promises that nothing behind it sees a narrow type,
+a complex number or an autograd graph, and that torch is never imported here: a torch tensor brings
+its own namespace. What lies in host memory is computed by numpy, whoever owns it (the memory is
+shared, numpy sorts and factorises faster, and both kinds of input give the same bits); what lies
+on another device is computed there by its own library.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import array_api_compat
+import array_api_compat.numpy
+import numpy as np
+from numpy.typing import NDArray
+
+from pico.errors import MetricError
+
+Array: TypeAlias = Any  # a numpy array, a torch tensor, or what numpy.asarray accepts
+FloatVector: TypeAlias = NDArray[np.float64]
+
+ROUNDOFF_FLOAT32 = 2.0**-24
+ROUNDOFF_FLOAT64 = 2.0**-53
+
+
+def as_float64(array: Array) -> tuple[Any, Any]:
+    """Return the namespace to compute in and the array there, as float64 and without a graph.
+
+    Args:
+        array: Any shape; real or integer entries.
+
+    Returns:
+        `(xp, x)`: numpy and an ndarray for what lies in host memory, otherwise the array's own
+        Array API namespace and the array on its device. Narrower types widen exactly. The memory
+        may be the input's own: do not write to it.
+
+    Raises:
+        MetricError: The entries are complex, or are not numbers.
+
+    Example:
+        >>> xp, x = as_float64([[1, 2], [3, 4]])
+        >>> xp.__name__.split(".")[-1], x.dtype.name
+        ('numpy', 'float64')
+    """
+    if not array_api_compat.is_array_api_obj(array):
+        array = np.asarray(array)
+    if array_api_compat.is_torch_array(array):
+        array = array.detach()
+    xp = array_api_compat.array_namespace(array)
+    if "complex" in str(array.dtype):
+        raise MetricError(
+            f"metrics are defined for real tensors, and this one is {array.dtype}; "
+            "take its real part, imaginary part or magnitude first"
+        )
+    try:
+        wide = xp.astype(array, xp.float64, copy=False)
+    except (TypeError, ValueError) as error:
+        raise MetricError(f"entries of type {array.dtype} are not numbers: {error}") from error
+    if _lies_in_host_memory(wide):
+        return array_api_compat.numpy, np.asarray(wide)
+    return xp, wide
+
+
+def device(array: Any) -> Any:
+    """Return where an array lies, as its namespace's creation functions want it."""
+    return array_api_compat.device(array)
+
+
+def _lies_in_host_memory(array: Any) -> bool:
+    where = device(array)
+    return str(getattr(where, "type", where)) == "cpu"
+
+
+def like(result: Any, array: Array) -> Any:
+    """Return `result` as an array of the kind of `array`: a torch tensor for a torch tensor."""
+    if array_api_compat.is_torch_array(array) and isinstance(result, np.ndarray):
+        return array_api_compat.array_namespace(array).asarray(result)
+    return result
+
+
+def to_host(array: Any) -> FloatVector:
+    """Return a float64 array in host memory, whatever library and device it comes from."""
+    if not array_api_compat.is_array_api_obj(array):
+        return np.asarray(array, dtype=np.float64)
+    return np.asarray(array_api_compat.to_device(array, "cpu"), dtype=np.float64)
+
+
+def roundoff(array: Array) -> float:
+    """Return the relative rounding error that the entries of `array` must be assumed to carry.
+
+    2⁻⁵³ for float64 and integers, 2⁻²⁴ for every narrower floating type. The 16-bit and 8-bit
+    types count as float32 on purpose: a lake stores them widened, so that a value computed from
+    the tensor and one computed from the lake agree; and a bfloat16 weight is what the model
+    multiplies by, not an approximation of something else.
+
+    >>> roundoff(np.ones(3, dtype=np.float32)) == 2.0**-24
+    True
+    """
+    dtype = array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
+    narrow = "float" in str(dtype) and dtype.itemsize < 8
+    return ROUNDOFF_FLOAT32 if narrow else ROUNDOFF_FLOAT64
+
+
+def max_magnitude(xp: Any, x: Any) -> float:
+    """Return max |xᵢ|: 0 for an empty array, NaN as soon as one entry is NaN."""
+    return float(xp.max(xp.abs(x))) if math.prod(x.shape) else 0.0
+
+
+def power_of_two(magnitude: float) -> float:
+    """Return the largest power of two that is not above a positive finite `magnitude`.
+
+    Dividing by it is exact, and leaves magnitudes below 2, whose squares cannot overflow.
+
+    >>> power_of_two(5.0), power_of_two(5e-324)
+    (4.0, 5e-324)
+    """
+    return math.ldexp(1.0, math.frexp(magnitude)[1] - 1)

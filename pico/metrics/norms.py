@@ -1,0 +1,101 @@
+"""Norms of a tensor's entries: sum, root of squares and maximum of magnitudes.
+
+Called through the registry by SQL, `tensor_stats` and the public names of `pico.metrics`. They
+promise float64 accumulation of whatever type comes in, and no overflow on the way to a finite
+result.
+"""
+
+from __future__ import annotations
+
+import math
+
+from pico.metrics import arrays
+from pico.metrics.arrays import Array
+from pico.metrics.registry import register
+
+
+@register("tensor")
+def l1_norm(array: Array) -> float:
+    """Sum of the magnitudes of all entries.
+
+    ‖x‖₁ = Σᵢ |xᵢ|
+
+    Args:
+        array: Any shape.
+
+    Returns:
+        A float ≥ 0.
+
+    Edge cases:
+        Empty: 0. A NaN entry: NaN; otherwise an infinite entry: inf.
+
+    Example:
+        >>> l1_norm([[1.0, -2.0], [3.0, 0.0]])
+        6.0
+
+    References:
+        Golub and Van Loan, Matrix Computations, 4th ed. (2013), section 2.2.
+    """
+    xp, x = arrays.as_float64(array)
+    largest = arrays.max_magnitude(xp, x)
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest
+    unit = arrays.power_of_two(largest)
+    return unit * float(xp.sum(xp.abs(x / unit)))
+
+
+@register("tensor")
+def frobenius_norm(array: Array) -> float:
+    """Root of the sum of the squares of all entries.
+
+    ‖A‖_F = √(Σᵢⱼ aᵢⱼ²) = √(Σᵢ sᵢ²); the Euclidean norm of a vector. The entries are divided by a
+    power of two first, so that no square overflows or underflows.
+
+    Args:
+        array: Any shape.
+
+    Returns:
+        A float ≥ 0.
+
+    Edge cases:
+        Empty: 0. A NaN entry: NaN; otherwise an infinite entry: inf.
+
+    Example:
+        >>> frobenius_norm([[3e200, 0.0], [0.0, 4e200]])
+        5e+200
+
+    References:
+        Golub and Van Loan, Matrix Computations, 4th ed. (2013), section 2.3.
+    """
+    xp, x = arrays.as_float64(array)
+    largest = arrays.max_magnitude(xp, x)
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest
+    unit = arrays.power_of_two(largest)
+    return unit * math.sqrt(float(xp.sum((x / unit) ** 2)))
+
+
+@register("tensor")
+def max_abs(array: Array) -> float:
+    """Largest magnitude of any entry.
+
+    ‖x‖_∞ = maxᵢ |xᵢ|, over the entries: the matrix norm of the same sign, the largest row sum, is
+    another thing.
+
+    Args:
+        array: Any shape.
+
+    Returns:
+        A float ≥ 0.
+
+    Edge cases:
+        Empty: 0. A NaN entry: NaN; otherwise an infinite entry: inf.
+
+    Example:
+        >>> max_abs([[1.0, -2.0], [0.5, 0.0]])
+        2.0
+
+    References:
+        Golub and Van Loan, Matrix Computations, 4th ed. (2013), section 2.2.
+    """
+    return arrays.max_magnitude(*arrays.as_float64(array))

@@ -1,0 +1,196 @@
+"""The registry of metrics: every metric by name, and several of them computed at once.
+
+Called by `pico.sql` (a function per metric, and the versions that are stored with the results), by
+`pico metrics list` and by in-training capture. It promises that a name means the same numbers
+everywhere, and that any number of spectral metrics of one tensor costs one spectrum.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from pico.errors import MetricError, did_you_mean
+from pico.metrics import arrays
+from pico.metrics.arrays import Array
+from pico.metrics.spectrum import spectrum
+
+Kind: TypeAlias = Literal["tensor", "spectrum", "pair"]
+MetricFunction: TypeAlias = Callable[..., float]
+_F = TypeVar("_F", bound=MetricFunction)
+
+_METRICS: dict[str, Metric] = {}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric, as the registry holds it."""
+
+    name: str
+    """The name in SQL, in the `metrics` table and in `pico.metrics`."""
+
+    function: MetricFunction
+    """Of the array for kind `tensor`, of the singular values (float64, descending) for kind
+    `spectrum`, of two arrays for kind `pair`. Returns a float."""
+
+    kind: Kind
+    """What `function` takes."""
+
+    version: int
+    """Stored with every result; raised when the numbers change, so that they are recomputed."""
+
+    summary: str
+    """The first line of the documentation."""
+
+    takes_roundoff: bool = False
+    """Whether `function` takes the keyword `roundoff`, the relative rounding error of the entries
+    (see `pico.metrics.arrays.roundoff`). Without it, float32 entries are assumed."""
+
+    @property
+    def needs_matrix(self) -> bool:
+        """Whether the metric is defined only for tensors of two or more dimensions."""
+        return self.kind != "tensor"
+
+    def of_spectrum(self, singular_values: arrays.FloatVector, roundoff: float) -> float:
+        """Return the value of a metric of kind `spectrum` for entries of the given `roundoff`."""
+        if self.takes_roundoff:
+            return self.function(singular_values, roundoff=roundoff)
+        return self.function(singular_values)
+
+
+def register(kind: Literal["tensor", "pair"], version: int = 1) -> Callable[[_F], _F]:
+    """Return a decorator that registers a function of one array or of two, under its own name."""
+
+    def decorate(function: _F) -> _F:
+        _add(Metric(function.__name__, function, kind, version, _first_line(function)))
+        return function
+
+    return decorate
+
+
+def register_spectral(
+    version: int = 1, *, takes_roundoff: bool = False
+) -> Callable[[MetricFunction], Callable[[Array], float]]:
+    """Return a decorator for a function of singular values; what it leaves takes the matrix.
+
+    One definition gives both: `get(name).function` takes singular values that somebody has, and
+    the decorated name computes them first. The docstring is the one of the matrix function.
+    """
+
+    def decorate(function: MetricFunction) -> Callable[[Array], float]:
+        metric = Metric(
+            function.__name__, function, "spectrum", version, _first_line(function), takes_roundoff
+        )
+        _add(metric)
+
+        @functools.wraps(function, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
+        def of_matrix(matrix: Array) -> float:
+            return metric.of_spectrum(arrays.to_host(spectrum(matrix)), arrays.roundoff(matrix))
+
+        del of_matrix.__wrapped__  # its signature is not this function's
+        return of_matrix
+
+    return decorate
+
+
+def names(kind: Kind | None = None) -> tuple[str, ...]:
+    """Return the names of all metrics, or of one kind.
+
+    Args:
+        kind: `tensor` (any shape), `spectrum` (matrices) or `pair` (two arrays); None for all.
+
+    Returns:
+        Names in alphabetical order.
+
+    Edge cases:
+        An unknown kind has no metrics: an empty tuple.
+
+    Example:
+        >>> names(kind="pair")
+        ('cka',)
+    """
+    return tuple(sorted(name for name, m in _METRICS.items() if kind in (None, m.kind)))
+
+
+def get(name: str) -> Metric:
+    """Return the metric of that name.
+
+    Args:
+        name: One of `names()`.
+
+    Returns:
+        The `Metric`: its function, what that takes, and its version.
+
+    Raises:
+        MetricError: There is none; the message names the nearest.
+
+    Edge cases:
+        Names are matched exactly, capitals included.
+
+    Example:
+        >>> get("gini").function([0.0, 0.0, 1.0, 1.0])
+        0.5
+        >>> get("ginni")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        pico.errors.MetricError: no metric 'ginni'. Did you mean 'gini'? List them: ...
+    """
+    if name not in _METRICS:
+        raise MetricError(
+            f"no metric {name!r}.{did_you_mean(name, _METRICS)} List them: pico metrics list"
+        )
+    return _METRICS[name]
+
+
+def compute(array: Array, names: Iterable[str]) -> dict[str, float]:
+    """Return several metrics of one tensor, sharing one spectrum and one float64 copy.
+
+    Args:
+        array: A tensor of any shape; (m, n) or more dimensions if a spectral metric is asked for.
+        names: Names of metrics of kind `tensor` or `spectrum`; one name may stand alone.
+
+    Returns:
+        The value by name, in the order asked for; each equals that of the single function.
+
+    Raises:
+        MetricError: A name is unknown or compares two tensors, or the tensor is no matrix and a
+            spectral metric is asked for.
+
+    Edge cases:
+        Those of each metric; no names: an empty dict.
+
+    Example:
+        >>> compute([[3.0, 0.0], [0.0, 4.0]], ["frobenius_norm", "nuclear_norm"])
+        {'frobenius_norm': 5.0, 'nuclear_norm': 7.0}
+    """
+    metrics = [get(name) for name in ([names] if isinstance(names, str) else names)]
+    pair = next((metric.name for metric in metrics if metric.kind == "pair"), None)
+    if pair is not None:
+        raise MetricError(
+            f"metric {pair!r} compares two tensors and compute takes one; "
+            f"call pico.metrics.{pair}(x, y)"
+        )
+    if not metrics:
+        return {}
+    _, wide = arrays.as_float64(array)
+    singular_values: Any = None
+    if any(metric.kind == "spectrum" for metric in metrics):
+        singular_values = arrays.to_host(spectrum(wide))
+    return {
+        metric.name: metric.of_spectrum(singular_values, arrays.roundoff(array))
+        if metric.kind == "spectrum"
+        else metric.function(wide)
+        for metric in metrics
+    }
+
+
+def _add(metric: Metric) -> None:
+    if metric.name in _METRICS:
+        raise MetricError(f"metric {metric.name!r} is registered already; choose another name")
+    _METRICS[metric.name] = metric
+
+
+def _first_line(function: MetricFunction) -> str:
+    lines = (function.__doc__ or "").strip().splitlines()
+    return lines[0] if lines else ""
