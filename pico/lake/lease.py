@@ -1,0 +1,168 @@
+"""Leases: at most one live writer per log stream, on any store that has put-if-absent.
+
+    .leases/<stream>/<epoch>.json     one file per holder, rewritten by its heartbeat
+
+The next holder claims the next epoch by put-if-absent, so exactly one of several claimants gets it.
+A holder that sees a higher epoch has lost the stream and stops. A lease is free when it was
+released, when its heartbeat is older than its time to live, or when its process is known to be
+dead on this very machine (same host, boot and process namespace; a bare pid means nothing).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pico.errors import CorruptError, LeaseError, StorageError
+from pico.lake.storage import Storage
+
+TIME_TO_LIVE = 120.0
+"""Seconds without a heartbeat after which a lease may be taken over."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lease, as stored: enough to name it and to tell whether it lives."""
+
+    id: str
+    host: str
+    pid: int
+    machine: str
+    process_start: str
+    heartbeat: float
+    time_to_live: float
+    released: bool = False
+
+    def describe(self) -> str:
+        """Return words for an error message."""
+        age = max(0.0, time.time() - self.heartbeat)
+        return f"process {self.pid} on {self.host} (last heard from {age:.0f} s ago)"
+
+    def is_free(self) -> bool:
+        """Say whether another writer may take the lease over."""
+        if self.released or time.time() - self.heartbeat > self.time_to_live:
+            return True
+        return self.machine == _machine() and self.process_start != _process_start(self.pid)
+
+
+class Lease:
+    """A held lease with its heartbeat; made by `acquire`."""
+
+    def __init__(self, storage: Storage, stream: str, epoch: int, clean: bool) -> None:
+        """Take over a claimed epoch and start its heartbeat."""
+        self.epoch = epoch
+        self.clean = clean
+        """Whether the previous holder released the lease; if not, it may have left debris."""
+        self._storage, self._stream = storage, stream
+        self._lost: LeaseError | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name=f"pico-lease-{stream}", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise `LeaseError` if a newer holder has taken the stream over."""
+        newest = _epochs(self._storage, self._stream)
+        if newest and newest[-1] > self.epoch:
+            holder = _read(self._storage, self._stream, newest[-1])
+            who = holder.describe() if holder else "another writer"
+            self._lost = LeaseError(f"{self._stream} was taken over by {who}; this writer stops")
+        if self._lost is not None:
+            raise self._lost
+
+    def release(self) -> None:
+        """Stop the heartbeat and let the next writer in at once."""
+        self._stop.set()
+        self._thread.join()
+        if self._lost is None:
+            self._storage.put(_path(self._stream, self.epoch), _record(released=True))
+
+    def _beat(self) -> None:
+        while not self._stop.wait(TIME_TO_LIVE / 4):
+            try:
+                self.check()
+                self._storage.put(_path(self._stream, self.epoch), _record())
+            except LeaseError:
+                return
+            except StorageError:
+                continue  # a store that is away for a moment; the next beat or commit will tell
+
+
+def acquire(storage: Storage, stream: str) -> Lease:
+    """Claim a stream for this process.
+
+    Raises:
+        LeaseError: naming the live holder, or when another claimant was faster.
+    """
+    epochs = _epochs(storage, stream)
+    previous = _read(storage, stream, epochs[-1]) if epochs else None
+    if previous is not None and not previous.is_free():
+        what = stream.partition(".")
+        raise LeaseError(
+            f"{what[0]} {what[2]!r} is held by {previous.describe()}; stop it, or wait "
+            f"{previous.time_to_live:.0f} s after its last sign of life"
+        )
+    epoch = epochs[-1] + 1 if epochs else 1
+    if not storage.put_new(_path(stream, epoch), _record()):
+        raise LeaseError(f"another writer has just claimed {stream}; try again")
+    storage.delete(_path(stream, old) for old in epochs[:-1])
+    return Lease(storage, stream, epoch, clean=previous is None or previous.released)
+
+
+def _path(stream: str, epoch: int) -> str:
+    return f".leases/{stream}/{epoch:08d}.json"
+
+
+def _epochs(storage: Storage, stream: str) -> list[int]:
+    names = [file.path.rpartition("/")[2] for file in storage.list(f".leases/{stream}")]
+    return sorted(int(name.removesuffix(".json")) for name in names if name.endswith(".json"))
+
+
+def _read(storage: Storage, stream: str, epoch: int) -> Holder | None:
+    path = _path(stream, epoch)
+    try:
+        return Holder(**json.loads(storage.read(path)))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):
+        raise CorruptError(f"lease file {path} cannot be read; delete it to go on") from None
+
+
+_ID = uuid.uuid4().hex
+
+
+def _record(released: bool = False) -> bytes:
+    holder = Holder(
+        id=_ID,
+        host=platform.node(),
+        pid=os.getpid(),
+        machine=_machine(),
+        process_start=_process_start(os.getpid()),
+        heartbeat=time.time(),
+        time_to_live=TIME_TO_LIVE,
+        released=released,
+    )
+    return json.dumps(asdict(holder)).encode()
+
+
+def _machine() -> str:
+    """Identify the space in which a pid has a meaning; unknown spaces equal no other."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{platform.node()}/{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return f"unknown/{_ID}"
+
+
+def _process_start(pid: int) -> str:
+    """Return when a process of this machine started, in clock ticks; empty if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] == "Z" else fields[19]

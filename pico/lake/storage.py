@@ -1,0 +1,357 @@
+"""Bytes in and out of a lake's URL: the only file that touches fsspec.
+
+`Storage` is what the rest of the lake knows of a store: read, list, delete, put-if-absent, and
+files that appear only once they are whole. On a local disk the steps are those of `lake.local`;
+every other store gets the bytes of a finished file in a single PUT, so that an exception can never
+publish a truncated one. `snapshot_filesystem` lets DuckDB read exactly the files of a snapshot
+without asking the store about each of them.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import threading
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import fsspec
+import pyarrow as pa
+import xxhash
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from pico.errors import LakeError, MissingExtraError, StorageError, one_line
+from pico.lake import local
+
+_MEMORY_LOCK = threading.Lock()
+_EXTRAS = {"s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "hf": ("huggingface_hub", "hf")}
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file as the store lists it: path relative to the lake, size in bytes."""
+
+    path: str
+    size: int
+
+
+class Sink(Protocol):
+    """A data file being written; `publish` makes it appear under its final name."""
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+
+    def write(self, data: Any) -> int:
+        """Append bytes."""
+
+    def hexdigest(self) -> str:
+        """xxh3-128 of the bytes written, in hexadecimal."""
+
+    def finish(self) -> None:
+        """Say that the file is whole; after this it can be published."""
+
+    def publish(self) -> None:
+        """Make the file appear under its final name."""
+
+    def discard(self) -> None:
+        """Drop the file."""
+
+
+class Storage:
+    """One lake's place on a local disk, in memory, or on an object store."""
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        """Connect to `url`; nothing is read or written yet.
+
+        Raises:
+            LakeError: for a URL that carries credentials or has no known protocol.
+            MissingExtraError: when the protocol's package is not installed.
+        """
+        protocol = url.partition("://")[0] if "://" in url else "file"
+        if "://" in url and re.match(r"[^/]*@", url.partition("://")[2]):
+            raise LakeError("a lake's URL must not carry credentials; pass storage_options or env")
+        try:
+            filesystem, root = fsspec.core.url_to_fs(
+                url, use_listings_cache=False, **dict(storage_options or {})
+            )
+        except ImportError:
+            raise MissingExtraError(*_EXTRAS.get(protocol, (protocol, "s3"))) from None
+        except (ValueError, OSError, TypeError) as error:
+            raise LakeError(f"cannot open {url!r}: {one_line(error)}") from None
+        self.url = url.rstrip("/")
+        self._fs = filesystem
+        self._root = str(root).rstrip("/")
+        self._protocol = protocol
+        self._checked_exclusive = False
+        self.folder = Path(self._root) if isinstance(filesystem, LocalFileSystem) else None
+        """The lake's folder on a local disk, else None."""
+
+    def __repr__(self) -> str:
+        """Show the URL; options, which may hold secrets, never."""
+        return f"Storage({self.url!r})"
+
+    # reading ---------------------------------------------------------------------------------
+
+    def read(self, path: str) -> bytes:
+        """Return a file's bytes.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            StorageError: if the store refuses.
+        """
+        try:
+            return bytes(self._fs.cat_file(self._full(path)))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError(f"cannot read {path} of {self.url}: {one_line(error)}") from None
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open a file for random reads by pyarrow."""
+        try:
+            if self.folder is not None:
+                return pa.memory_map(str(self.folder / path))
+            return pa.PythonFile(self._fs.open(self._full(path), "rb"), mode="r")
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise StorageError(f"cannot read {path} of {self.url}: {one_line(error)}") from None
+
+    def list(self, prefix: str) -> list[StoredFile]:
+        """Return all files below a folder of the lake, sorted by path; absent: none."""
+        try:
+            found = self._fs.find(self._full(prefix), detail=True)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StorageError(f"cannot list {prefix} of {self.url}: {one_line(error)}") from None
+        strip = len(self._root) + 1
+        files = [
+            StoredFile(str(path)[strip:], int(info["size"] or 0)) for path, info in found.items()
+        ]
+        return sorted(files, key=lambda file: file.path)
+
+    def is_empty(self) -> bool:
+        """Say whether nothing at all lies under the URL."""
+        try:
+            return not self._fs.ls(self._root, detail=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return not self._fs.exists(self._root)
+        except OSError as error:
+            raise StorageError(f"cannot list {self.url}: {one_line(error)}") from None
+
+    # writing ---------------------------------------------------------------------------------
+
+    def create(self, path: str, staging: str) -> Sink:
+        """Begin a data file that will appear at `path` when it is finished and published.
+
+        Args:
+            path: final path, relative to the lake; never overwritten, so give it a unique name.
+            staging: folder for the unfinished file, on stores that have folders.
+        """
+        if self.folder is not None:
+            return _LocalSink(self.folder / path, self.folder / staging)
+        return _ObjectSink(self, path)
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a whole file over what was there, atomically."""
+        try:
+            if self.folder is not None:
+                local.replace(self.folder / path, data, self.folder / ".staging" / "put")
+            else:
+                self._fs.pipe_file(self._full(path), data)
+        except OSError as error:
+            raise StorageError(f"cannot write {path} of {self.url}: {one_line(error)}") from None
+
+    def put_new(self, path: str, data: bytes) -> bool:
+        """Write a whole file unless one is there; exclusive among all writers.
+
+        Returns:
+            False when the file existed; then it is unchanged.
+        """
+        try:
+            if self.folder is not None:
+                return local.put_new(self.folder / path, data, self.folder / ".staging" / "put")
+            if isinstance(self._fs, MemoryFileSystem):
+                with _MEMORY_LOCK:
+                    if self._fs.exists(self._full(path)):
+                        return False
+                    self._fs.pipe_file(self._full(path), data)
+                    return True
+            self._require_exclusive_put()
+            return self._conditional_put(path, data)
+        except StorageError:
+            raise
+        except OSError as error:
+            raise StorageError(f"cannot write {path} of {self.url}: {one_line(error)}") from None
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Delete files; those that are gone already are no error."""
+        for path in paths:
+            try:
+                self._fs.rm_file(self._full(path))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise StorageError(
+                    f"cannot delete {path} of {self.url}: {one_line(error)}"
+                ) from None
+
+    def delete_staging(self, staging: str) -> None:
+        """Delete a staging folder with what is in it (object stores have none)."""
+        if self.folder is not None:
+            shutil.rmtree(self.folder / staging, ignore_errors=True)
+
+    def snapshot_filesystem(self, files: Mapping[str, int]) -> tuple[Any, str]:
+        """Return a read-only fsspec file system that holds exactly `files`, and its protocol.
+
+        Args:
+            files: path relative to the lake → size in bytes, as the log says.
+        """
+        return _SnapshotFileSystem(self._fs, self._root, files), _SnapshotFileSystem.protocol
+
+    def _full(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def _conditional_put(self, path: str, data: bytes) -> bool:
+        try:
+            self._fs.pipe_file(self._full(path), data, mode="create")
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if "412" in str(error) or "PreconditionFailed" in str(error):
+                return False  # Ceph answers EINVAL with this cause
+            raise
+        return True
+
+    def _require_exclusive_put(self) -> None:
+        """Try once whether the store honours put-if-absent; refuse to share it if not."""
+        if self._checked_exclusive:
+            return
+        probe = f".staging/probe/{uuid.uuid4().hex}"
+        first, second = self._conditional_put(probe, b"1"), self._conditional_put(probe, b"2")
+        self.delete([probe])
+        if not first or second:
+            raise StorageError(
+                f"{self.url} does not honour put-if-absent (If-None-Match), so commits would not "
+                "be safe; write to a local lake and copy it there"
+            )
+        self._checked_exclusive = True
+
+
+class _LocalSink(io.RawIOBase):
+    """A data file in the staging folder of a local lake; hashed as it is written."""
+
+    def __init__(self, final: Path, staging: Path) -> None:
+        local.make_folder(staging)
+        self._final = final
+        self._staged = staging / f"{final.name}.inprogress"
+        self._file: BinaryIO = self._staged.open("xb")
+        self._hash = xxhash.xxh3_128()
+        self._size = 0
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        try:
+            self._file.write(view)
+        except OSError as error:
+            raise StorageError(f"cannot write {self._final.name}: {one_line(error)}") from None
+        self._hash.update(view)
+        self._size += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        return self._size
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+    def finish(self) -> None:
+        try:
+            local.finish(self._file)
+        except OSError as error:
+            raise StorageError(f"cannot write {self._final.name}: {one_line(error)}") from None
+
+    def publish(self) -> None:
+        try:
+            local.move(self._staged, self._final)
+        except OSError as error:
+            raise StorageError(f"cannot write {self._final.name}: {one_line(error)}") from None
+
+    def discard(self) -> None:
+        self._file.close()
+        self._staged.unlink(missing_ok=True)
+
+
+class _ObjectSink(io.BytesIO):
+    """A data file built in memory and sent in one PUT."""
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        super().__init__()
+        self._storage, self._path = storage, path
+
+    @property
+    def size(self) -> int:
+        return self.getbuffer().nbytes
+
+    def hexdigest(self) -> str:
+        return xxhash.xxh3_128_hexdigest(self.getbuffer())
+
+    def finish(self) -> None:
+        return
+
+    def publish(self) -> None:
+        self._storage.put(self._path, self.getvalue())
+
+    def discard(self) -> None:
+        self.close()
+
+
+class _SnapshotFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """The files of one snapshot, listed from the log; reads go to the store in blocks."""
+
+    protocol = "picosnap"
+    cachable = False
+    root_marker = ""
+
+    def __init__(self, store: Any, root: str, files: Mapping[str, int]) -> None:
+        super().__init__(use_listings_cache=False)
+        self._store, self._store_root, self._files = store, root, dict(files)
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        name = self._strip_protocol(path).lstrip("/")
+        if name not in self._files:
+            raise FileNotFoundError(name)
+        return {"name": name, "size": self._files[name], "type": "file"}
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+        found = [self.info(path)]
+        return found if detail else [item["name"] for item in found]
+
+    def glob(self, path: str, **_: Any) -> list[str]:
+        name = self._strip_protocol(path).lstrip("/")
+        return [name] if name in self._files else []
+
+    def exists(self, path: str, **_: Any) -> bool:
+        return self._strip_protocol(path).lstrip("/") in self._files
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
+        name = str(self.info(path)["name"])
+        if mode != "rb":
+            raise PermissionError(f"{name} belongs to a snapshot, which is read-only")
+        return self._store.open(
+            f"{self._store_root}/{name}", "rb", block_size=1 << 20, cache_type="readahead"
+        )

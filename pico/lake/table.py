@@ -1,0 +1,347 @@
+"""Data files of the lake's tables: how rows become Parquet, and how they come back.
+
+`write` is called by everything that has rows for a transaction, `read` and `read_tensors` by
+everything that wants them back. The file layout (DESIGN 3) is decided here alone: row groups of
+about 128 KB of values with a larger tensor alone in its own, byte-stream-split zstd values,
+dictionaries on key strings, statistics on key columns only (DuckDB loses NaN rows where float
+statistics exclude them), files that roll at 256 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pico import schema
+from pico.errors import CorruptError, PicoError, one_line
+from pico.lake import codec
+from pico.lake.commit import Transaction
+from pico.lake.log import Entry
+from pico.lake.names import path_key
+from pico.lake.storage import Sink, Storage
+from pico.schema import TableSchema
+
+ROW_GROUP_BYTES = 128 * 1024
+"""Values in one row group of a tensor table, about."""
+ROW_GROUP_ROWS = 64 * 1024
+"""Rows in one row group of a row table."""
+FILE_BYTES = 256 * 1024 * 1024
+"""A file that has reached this size is closed and another one begun."""
+STATISTICS = (
+    "run_id",
+    "global_step",
+    "name",
+    "layer",
+    "component",
+    "sequence_id",
+    "token_id",
+    "dataset_id",
+    "metric",
+    "probe",
+    "site",
+    "task",
+)
+"""Columns with statistics: the keys that queries filter on, never a float."""
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """A tensor with the key columns of its row: `name`, `layer`, `component`, …."""
+
+    keys: Mapping[str, Any]
+    tensor: codec.Tensor
+
+
+def write_rows(
+    transaction: Transaction,
+    table: str,
+    partition: Mapping[str, Any],
+    batches: pa.Table | Iterable[pa.Table],
+) -> None:
+    """Write rows of a row table as files of a transaction, sorted as its schema says.
+
+    Args:
+        transaction: the commit that will publish the rows.
+        table: name of the table.
+        partition: path keys with their values, `{"run": "tiny"}`.
+        batches: rows from `TableSchema.batch`; of several batches each is sorted by itself and
+            becomes one or more row groups. No rows write no file.
+    """
+    spec = schema.table(table)
+    order = [(key, "ascending") for key in spec.sort]
+    with _Files(transaction, spec, partition) as files:
+        for rows in [batches] if isinstance(batches, pa.Table) else batches:
+            ordered = spec.check(rows).sort_by(order)
+            for start in range(0, ordered.num_rows, ROW_GROUP_ROWS):
+                files.write(ordered.slice(start, ROW_GROUP_ROWS))
+
+
+def write_tensors(
+    transaction: Transaction,
+    table: str,
+    partition: Mapping[str, Any],
+    tensors: Iterable[TensorRow],
+    part_limit: int | None = None,
+) -> None:
+    """Write tensors as files of a transaction, in the sort order of the table.
+
+    Args:
+        transaction: the commit that will publish them.
+        table: name of a tensor table.
+        partition: path keys with their values, `{"run": "tiny", "step": 100}`.
+        tensors: tensors with their keys; encoded one by one, so that peak memory is one tensor.
+        part_limit: see `codec.encode`.
+    """
+    spec = schema.table(table)
+    fixed = {
+        column: partition[key] for key, column in spec.path_columns.items() if key in partition
+    }
+    in_order = sorted(tensors, key=lambda row: _sort_key(spec, row.keys))
+    with _Files(transaction, spec, partition) as files:
+        pending: list[pa.Table] = []
+        pending_bytes = 0
+        for row in in_order:
+            for part in codec.encode(row.tensor, part_limit):
+                columns = _part_columns(spec, {**fixed, **row.keys}, part)
+                size = 0 if part.value is None else part.value.nbytes
+                if pending and pending_bytes + size > ROW_GROUP_BYTES:
+                    files.write(pa.concat_tables(pending).combine_chunks())
+                    pending, pending_bytes = [], 0
+                pending.append(columns)
+                pending_bytes += size
+        if pending:
+            files.write(pa.concat_tables(pending).combine_chunks())
+
+
+def read(
+    storage: Storage,
+    entries: Iterable[Entry],
+    columns: Sequence[str] | None = None,
+    filter: pc.Expression | None = None,
+) -> pa.Table:
+    """Read rows of one table from the given files.
+
+    Args:
+        storage: where the files lie.
+        entries: live files of one table.
+        columns: stored columns to read; by default all.
+        filter: rows to keep, over the columns read.
+
+    Raises:
+        CorruptError: if a file is missing or damaged.
+    """
+    tables = []
+    for entry in entries:
+        table = _guarded(entry, lambda e=entry: _open(storage, e).read(columns=columns))  # type: ignore[misc]
+        tables.append(table.filter(filter) if filter is not None else table)
+    if not tables:
+        raise CorruptError("there is no file to read rows from")
+    return pa.concat_tables(tables)
+
+
+def read_tensors(
+    storage: Storage,
+    entries: Iterable[Entry],
+    keep: Callable[[Mapping[str, Any]], bool] = lambda keys: True,
+    verify: bool = True,
+) -> Iterator[TensorRow]:
+    """Yield whole tensors from files of a tensor table, parts assembled.
+
+    Args:
+        storage: where the files lie.
+        entries: live files of one tensor table.
+        keep: given the key columns of a row, whether the tensor is wanted.
+        verify: compare each tensor's hash with the stored one.
+
+    Raises:
+        CorruptError: if a file is damaged, a part is missing or a hash differs.
+    """
+    waiting: dict[tuple[Any, ...], dict[int, Mapping[str, Any]]] = {}
+    for entry in entries:
+        for row in _matching_rows(storage, entry, keep):
+            identity = tuple(str(v) for k, v in row.items() if k not in ("part", "value", "raw"))
+            parts = waiting.setdefault(identity, {})
+            parts[row["part"]] = row
+            if len(parts) == row["n_parts"]:
+                yield _assemble([parts[index] for index in sorted(parts)], entry, verify)
+                del waiting[identity]
+    if waiting:
+        lacking = next(part for parts in waiting.values() for part in parts.values())
+        raise CorruptError(
+            f"tensor {lacking['name']!r} lacks some of its {lacking['n_parts']} parts"
+        )
+
+
+class _Files:
+    """The open file of one partition, rolled when it is large; entries go to the transaction."""
+
+    def __init__(
+        self, transaction: Transaction, spec: TableSchema, partition: Mapping[str, Any]
+    ) -> None:
+        self._transaction, self._spec = transaction, spec
+        keys = "/".join(path_key(key, value) for key, value in partition.items())
+        self._folder = f"{spec.name}/{keys}"
+        self._keys: list[pa.Table] = []
+        self._sink: Sink | None = None
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._close()
+            self._check_keys()
+
+    def write(self, rows: pa.Table) -> None:
+        """Append one row group."""
+        if self._sink is None:
+            self._path, self._sink = self._transaction.create(self._folder)
+            self._writer = _parquet_writer(self._sink, self._spec)
+            self._rows, self._steps = 0, list[int]()
+        self._writer.write_table(rows, row_group_size=max(rows.num_rows, 1))
+        self._rows += rows.num_rows
+        if "global_step" in rows.column_names and rows.num_rows:
+            low_high = pc.min_max(rows["global_step"])
+            self._steps += [low_high["min"].as_py(), low_high["max"].as_py()]
+        self._keys.append(rows.select(list(self._spec.primary_key)))
+        if self._sink.size >= FILE_BYTES:
+            self._close()
+
+    def _close(self) -> None:
+        if self._sink is None:
+            return
+        self._writer.close()
+        self._sink.finish()
+        self._transaction.add(
+            Entry(
+                action="add",
+                table=self._spec.name,
+                path=self._path,
+                rows=self._rows,
+                bytes=self._sink.size,
+                hash=self._sink.hexdigest(),
+                schema_version=self._spec.version,
+                min_step=min(self._steps, default=None),
+                max_step=max(self._steps, default=None),
+                txn="",
+            )
+        )
+        self._sink = None
+
+    def _check_keys(self) -> None:
+        if len(self._keys) > 1:
+            self._spec.check_unique(pa.concat_tables(self._keys))
+
+
+def _parquet_writer(sink: Any, spec: TableSchema) -> pq.ParquetWriter:
+    types = {column.name: column.type for column in spec.columns}
+    strings = [name for name, kind in types.items() if kind in ("string", "json")]
+    floats = [
+        f"{name}.list.element" if kind.startswith("list<") else name
+        for name, kind in types.items()
+        if "float" in kind
+    ]
+    return pq.ParquetWriter(
+        sink,
+        spec.arrow,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=strings,
+        column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
+        write_statistics=[name for name in STATISTICS if name in types],
+        write_page_index=True,
+        use_content_defined_chunking=True,
+    )
+
+
+def _part_columns(spec: TableSchema, keys: Mapping[str, Any], part: codec.EncodedPart) -> pa.Table:
+    value = pa.nulls(1, pa.list_(pa.field("element", pa.float32(), nullable=False)))
+    if part.value is not None:
+        value = pa.ListArray.from_arrays(
+            pa.array([0, part.value.size], pa.int32()), pa.array(part.value), type=value.type
+        )
+    columns: dict[str, Any] = {name: [item] for name, item in keys.items()}
+    columns |= {
+        "part": [part.part],
+        "n_parts": [part.n_parts],
+        "dtype": [part.dtype],
+        "shape": [list(part.shape)],
+        "content_hash": [part.content_hash],
+        "value": value,
+        "raw": [part.raw],
+    }
+    return spec.batch(columns)
+
+
+def _sort_key(spec: TableSchema, keys: Mapping[str, Any]) -> tuple[Any, ...]:
+    wanted = [keys.get(name) for name in spec.sort if name != "part"]
+    return tuple((item is None, 0 if item is None else item) for item in wanted)
+
+
+def _open(storage: Storage, entry: Entry) -> pq.ParquetFile:
+    file = pq.ParquetFile(storage.open(entry.path))
+    schema.table(entry.table).accepts(file.schema_arrow, entry.path)
+    return file
+
+
+def _matching_rows(
+    storage: Storage, entry: Entry, keep: Callable[[Mapping[str, Any]], bool]
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file whose keys match, opening only the row groups that hold one."""
+    spec = schema.table(entry.table)
+    key_columns = [name for name in spec.column_names if name not in ("value", "raw")]
+    file = _guarded(entry, lambda: _open(storage, entry))
+    for group in range(file.num_row_groups):
+        read_group = file.read_row_group
+        keys = _guarded(entry, lambda g=group, r=read_group: r(g, columns=key_columns))  # type: ignore[misc]
+        rows = keys.to_pylist()
+        wanted = [index for index, row in enumerate(rows) if keep(row)]
+        if not wanted:
+            continue
+        heavy = _guarded(entry, lambda g=group, r=read_group: r(g, columns=["value", "raw"]))  # type: ignore[misc]
+        values = heavy["value"].combine_chunks()
+        for index in wanted:
+            scalar = values[index]
+            value = None if not scalar.is_valid else scalar.values.to_numpy()
+            yield {**rows[index], "value": value, "raw": heavy["raw"][index].as_py()}
+
+
+def _assemble(rows: Sequence[Mapping[str, Any]], entry: Entry, verify: bool) -> TensorRow:
+    first = rows[0]
+    tensor = codec.decode(
+        first["dtype"], first["shape"], [r["value"] for r in rows], [r["raw"] for r in rows]
+    )
+    if verify and tensor.content_hash != first["content_hash"]:
+        raise CorruptError(
+            f"tensor {first['name']!r} in {entry.path} is damaged: its content hash differs"
+        )
+    hidden = {"part", "n_parts", "value", "raw", "dtype", "shape"}
+    return TensorRow({k: v for k, v in first.items() if k not in hidden}, tensor)
+
+
+def _guarded(entry: Entry, action: Callable[[], Any]) -> Any:
+    """Run a read; whatever the native reader says of a damaged file becomes `CorruptError`."""
+    try:
+        return action()
+    except PicoError:
+        raise
+    except FileNotFoundError:
+        raise CorruptError(f"{entry.path} is missing although the log names it") from None
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptError(f"{entry.path} cannot be read: {one_line(error)}") from None
+
+
+def empty(table: str) -> pa.Table:
+    """Return no rows of a table, with its columns."""
+    return schema.table(table).arrow.empty_table()
+
+
+def numpy_lists(column: pa.ChunkedArray) -> list[np.ndarray[Any, Any]]:
+    """Return a list column as one numpy array per row."""
+    return [row.values.to_numpy(zero_copy_only=False) for row in column]
