@@ -25,6 +25,8 @@ FloatVector: TypeAlias = NDArray[np.float64]
 ROUNDOFF_FLOAT32 = 2.0**-24
 ROUNDOFF_FLOAT64 = 2.0**-53
 
+_NO_NUMBERS = "OSUMm"  # numpy's kinds: object, bytes, string, date, duration; some would convert
+
 
 def as_float64(array: Array) -> tuple[Any, Any]:
     """Return the namespace to compute in and the array there, as float64 and without a graph.
@@ -55,10 +57,9 @@ def as_float64(array: Array) -> tuple[Any, Any]:
             f"metrics are defined for real tensors, and this one is {array.dtype}; "
             "take its real part, imaginary part or magnitude first"
         )
-    try:
-        wide = xp.astype(array, xp.float64, copy=False)
-    except (TypeError, ValueError) as error:
-        raise MetricError(f"entries of type {array.dtype} are not numbers: {error}") from error
+    if getattr(array.dtype, "kind", "f") in _NO_NUMBERS:
+        raise MetricError(f"metrics need numbers, and these entries are of type {array.dtype}")
+    wide = xp.astype(array, xp.float64, copy=False)
     if _lies_in_host_memory(wide):
         return array_api_compat.numpy, np.asarray(wide)
     return xp, wide

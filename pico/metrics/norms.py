@@ -48,7 +48,7 @@ def l1_norm(array: Array) -> float:
 def frobenius_norm(array: Array) -> float:
     """Root of the sum of the squares of all entries.
 
-    ‖A‖_F = √(Σᵢⱼ aᵢⱼ²) = √(Σᵢ sᵢ²); the Euclidean norm of a vector. The entries are divided by a
+    ‖A‖_F = √(Σᵢⱼ aᵢⱼ²) = √(Σᵢ σᵢ²); the Euclidean norm of a vector. The entries are divided by a
     power of two first, so that no square overflows or underflows.
 
     Args:
@@ -61,8 +61,8 @@ def frobenius_norm(array: Array) -> float:
         Empty: 0. A NaN entry: NaN; otherwise an infinite entry: inf.
 
     Example:
-        >>> frobenius_norm([[3e200, 0.0], [0.0, 4e200]])
-        5e+200
+        >>> frobenius_norm([[3.0, 0.0], [0.0, -4.0]])
+        5.0
 
     References:
         Golub and Van Loan, Matrix Computations, 4th ed. (2013), section 2.3.

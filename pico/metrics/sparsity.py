@@ -45,7 +45,7 @@ def gini(array: Array) -> float:
     magnitudes = xp.reshape(xp.abs(x / arrays.power_of_two(largest)), (n,))
     magnitudes = xp.sort(magnitudes)
     ranks = xp.arange(1 - n, n, 2, dtype=xp.float64, device=arrays.device(x))  # 2i - n - 1
-    ratio = float(ranks @ magnitudes) / (n * float(xp.sum(magnitudes)))
+    ratio: float = float(ranks @ magnitudes) / (n * float(xp.sum(magnitudes)))
     return max(0.0, ratio)  # equal entries leave a rounding error of either sign
 
 

@@ -1,6 +1,6 @@
 """Metrics that come from a matrix's singular values: norms, ranks and conditioning.
 
-Each is written once, as a function of the singular values s₁ ≥ … ≥ sₙ ≥ 0 (n = min of rows and
+Each is written once, as a function of the singular values σ₁ ≥ … ≥ σₙ ≥ 0 (n = min of rows and
 columns); `register_spectral` makes of it the public function of the matrix that its docstring
 describes. Called through the registry by SQL, which gives all of them one spectrum.
 """
@@ -19,7 +19,7 @@ from pico.metrics.registry import register_spectral
 def nuclear_norm(singular_values: FloatVector) -> float:
     """Sum of the singular values.
 
-    ‖A‖_* = Σᵢ sᵢ
+    ‖A‖_* = Σᵢ σᵢ
 
     Args:
         matrix: (m, n); more dimensions are taken as (shape[0], -1).
@@ -50,7 +50,7 @@ def nuclear_norm(singular_values: FloatVector) -> float:
 def spectral_norm(singular_values: FloatVector) -> float:
     """Largest singular value.
 
-    ‖A‖₂ = s₁ = max over ‖x‖₂ = 1 of ‖Ax‖₂
+    ‖A‖₂ = σ₁ = max over ‖x‖₂ = 1 of ‖Ax‖₂
 
     Args:
         matrix: (m, n); more dimensions are taken as (shape[0], -1).
@@ -78,7 +78,7 @@ def spectral_norm(singular_values: FloatVector) -> float:
 def effective_rank(singular_values: FloatVector) -> float:
     """Effective rank: the exponential of the entropy of the normalised singular values.
 
-    erank(A) = exp(-Σᵢ pᵢ ln pᵢ), with pᵢ = sᵢ / Σⱼ sⱼ and 0 · ln 0 = 0
+    erank(A) = exp(-Σᵢ pᵢ ln pᵢ), with pᵢ = σᵢ / Σⱼ σⱼ and 0 · ln 0 = 0
 
     Args:
         matrix: (m, n); more dimensions are taken as (shape[0], -1).
@@ -136,7 +136,7 @@ def per(singular_values: FloatVector) -> float:
 def stable_rank(singular_values: FloatVector) -> float:
     """Stable rank: the squared Frobenius norm over the squared spectral norm.
 
-    srank(A) = ‖A‖_F² / ‖A‖₂² = Σᵢ sᵢ² / s₁²
+    srank(A) = ‖A‖_F² / ‖A‖₂² = Σᵢ σᵢ² / σ₁²
 
     Args:
         matrix: (m, n); more dimensions are taken as (shape[0], -1).
@@ -165,11 +165,11 @@ def stable_rank(singular_values: FloatVector) -> float:
 def condition_number(singular_values: FloatVector, *, roundoff: float = ROUNDOFF_FLOAT32) -> float:
     """Condition number: the largest singular value over the smallest, or infinity.
 
-    κ₂(A) = s₁ / s_min, and inf where s_min ≤ max(u, n · 2⁻⁵²) · ‖A‖_F, with n = min(m, n).
+    κ₂(A) = σ₁ / σ_min, and inf where σ_min ≤ max(u, k · 2⁻⁵²) · ‖A‖_F, with k = min(m, n).
 
     u is the rounding error of the entries as they are stored: 2⁻²⁴ for float32 and narrower types
     (which a lake widens to float32), 2⁻⁵³ for float64. Rounding each entry moves every singular
-    value by at most u ‖A‖_F (Weyl), so that below the floor s_min cannot be told from 0, and the
+    value by at most u ‖A‖_F (Weyl), so that below the floor σ_min cannot be told from 0, and the
     quotient would be rounding noise. The other term is the error of the singular values themselves.
     The largest value that float32 entries can give is therefore 2²⁴ = 1.7e7.
 
@@ -183,7 +183,7 @@ def condition_number(singular_values: FloatVector, *, roundoff: float = ROUNDOFF
         MetricError: The input has fewer than two dimensions.
 
     Edge cases:
-        Rank-deficient, so that s_min lies below the floor: inf. Zeros, empty, or an entry NaN or
+        Rank-deficient, so that σ_min lies below the floor: inf. Zeros, empty, or an entry NaN or
         infinite: NaN.
 
     Example:
@@ -204,7 +204,7 @@ def condition_number(singular_values: FloatVector, *, roundoff: float = ROUNDOFF
 
 
 def _relative_to_largest(singular_values: FloatVector) -> FloatVector | None:
-    """Return s / s₁, or None where there is no finite s₁ > 0: no values, zeros, or NaN."""
+    """Return σ / σ₁, or None where there is no finite σ₁ > 0: no values, zeros, or NaN."""
     values = np.asarray(singular_values, dtype=np.float64)
     if not len(values) or not 0.0 < values[0] < math.inf:
         return None
