@@ -1,0 +1,255 @@
+"""Takes tensors out of a live model: parameters, gradients, optimizer state, activations.
+
+Called by `recorder` only. Everything returned is a copy in host memory, so that the training loop
+may go on changing the original; every hook that is registered here is removed by the same object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import xxhash
+from torch import nn
+
+from pico.errors import RecordError
+from pico.lake import codec
+from pico.lake.table import TensorRow
+from pico.models import architecture
+from pico.models.architecture import ParameterInfo, SitePoint
+
+Positions = Literal["last", "all"] | tuple[int, ...]
+
+
+def to_host(tensor: torch.Tensor) -> codec.Tensor:
+    """Copy a tensor to host memory, bit for bit; a sharded one is gathered first."""
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    copied = whole.detach().to("cpu", copy=True).contiguous()
+    name = str(copied.dtype).removeprefix("torch.")
+    flat = copied.reshape(-1).view(torch.uint8).numpy().view(codec.storage(name))
+    return codec.Tensor(name, tuple(copied.shape), flat)
+
+
+def state_names(model: nn.Module) -> list[str]:
+    """Return the names of `state_dict` that are stored: every tensor once, aliases left out."""
+    aliases = {info.name for info in architecture.parameters(model) if info.alias_of}
+    return [name for name in model.state_dict() if name not in aliases]
+
+
+def weights(
+    model: nn.Module, infos: Mapping[str, ParameterInfo], wanted: Callable[[str], bool]
+) -> list[TensorRow]:
+    """Copy parameters and persistent buffers whose names are wanted."""
+    state = model.state_dict()
+    names = [name for name in state_names(model) if wanted(name)]
+    return [TensorRow(_keys(name, infos), to_host(state[name])) for name in names]
+
+
+def gradients(
+    model: nn.Module, infos: Mapping[str, ParameterInfo], wanted: Callable[[str], bool]
+) -> list[TensorRow]:
+    """Copy the gradients of the parameters whose names are wanted and that have one."""
+    return [
+        TensorRow(_keys(name, infos), to_host(parameter.grad))
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None and wanted(name)
+    ]
+
+
+def optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    infos: Mapping[str, ParameterInfo],
+    wanted: Callable[[str], bool],
+) -> list[TensorRow]:
+    """Copy the optimizer's buffers of the parameters whose names are wanted."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    rows = []
+    for parameter, buffers in optimizer.state.items():
+        name = names.get(id(parameter))
+        if name is None or not wanted(name):
+            continue
+        for state, value in buffers.items():
+            keys = {**_keys(name, infos), "state": state}
+            if isinstance(value, torch.Tensor):
+                rows.append(TensorRow(keys, to_host(value)))
+            elif isinstance(value, (int, float)):
+                keys["extra"] = '{"python": "%s"}' % type(value).__name__
+                rows.append(TensorRow(keys, codec.Tensor.of(np.asarray(value))))
+    return rows
+
+
+@dataclass(frozen=True)
+class TapPoint:
+    """A site to record, with the positions wanted there."""
+
+    point: SitePoint
+    positions: Positions
+
+
+class Taps:
+    """Hooks on a model that collect activations of every forward pass until removed."""
+
+    def __init__(self, model: nn.Module, points: Sequence[TapPoint]) -> None:
+        """Register one hook per point, and one on the model that notes the input's token ids."""
+        modules = dict(model.named_modules())
+        self._collected: dict[SitePoint, list[torch.Tensor]] = {tap.point: [] for tap in points}
+        self._positions = {tap.point: tap.positions for tap in points}
+        self._taken: dict[SitePoint, list[int] | None] = {}
+        self._hash = xxhash.xxh3_128()
+        self._saw_input = False
+        self._handles = [model.register_forward_pre_hook(self._note_input, with_kwargs=True)]
+        for tap in points:
+            module = modules[tap.point.module_name]
+            if tap.point.side == "in":
+                self._handles.append(
+                    module.register_forward_pre_hook(self._before(tap.point), with_kwargs=True)
+                )
+            else:
+                self._handles.append(module.register_forward_hook(self._after(tap.point)))
+
+    def remove(self) -> None:
+        """Take every hook off the model; safe to call twice."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    @property
+    def input_hash(self) -> str | None:
+        """xxh3-128 over the token ids of all forward passes; None when there were none."""
+        return self._hash.hexdigest() if self._saw_input else None
+
+    def rows(
+        self,
+        infos: Mapping[str, ParameterInfo],
+        probe: str | None,
+        dataset: str | None,
+        sequence_ids: Sequence[int],
+    ) -> list[TensorRow]:
+        """Return what was collected, the forward passes stacked in order."""
+        del infos  # activations belong to modules, not to parameters
+        rows = []
+        for point, pieces in self._collected.items():
+            if not pieces:
+                continue
+            stacked = torch.cat(pieces)
+            taken = self._taken[point]
+            n_rows = len(sequence_ids) * len(taken or [0])
+            known = bool(sequence_ids) and stacked.shape[0] == n_rows
+            keys = {
+                "name": point.module_name,
+                "layer": point.layer,
+                "site": point.site,
+                "probe": probe,
+                "input_hash": self.input_hash,
+                "dataset": dataset if known else None,
+                "sequence_ids": list(sequence_ids) if known else None,
+                "positions": taken,
+            }
+            rows.append(TensorRow(keys, to_host(stacked)))
+        return rows
+
+    def _note_input(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor) and not value.is_floating_point():
+                self._hash.update(hash_bytes(value))
+                self._saw_input = True
+                return
+
+    def _before(self, point: SitePoint) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._collect(point, next(iter((*args, *kwargs.values())), None))
+
+        return hook
+
+    def _after(self, point: SitePoint) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self._collect(point, output)
+
+        return hook
+
+    def _collect(self, point: SitePoint, value: Any) -> None:
+        if isinstance(value, (tuple, list)):
+            value = next((item for item in value if isinstance(item, torch.Tensor)), None)
+        if not isinstance(value, torch.Tensor):
+            raise RecordError(
+                f"site {point.site} of {point.module_name!r} gives no tensor but "
+                f"{type(value).__name__}"
+            )
+        kept, taken = select_positions(value.detach(), self._positions[point])
+        self._taken[point] = taken
+        self._collected[point].append(kept.to("cpu", copy=True))
+
+
+def select_positions(
+    value: torch.Tensor, positions: Positions
+) -> tuple[torch.Tensor, list[int] | None]:
+    """Return an activation's rows at the wanted positions, and which those are.
+
+    Args:
+        value: `(batch, positions, …features)`, or `(batch, features)` without positions.
+        positions: last, all, or indices.
+
+    Returns:
+        A matrix `(batch · taken, features)`, sequence after sequence, and the indices taken
+        (None where the activation has no positions).
+
+    Raises:
+        RecordError: for a position beyond the sequence.
+    """
+    if value.ndim < 3:
+        return value.reshape(value.shape[0] if value.ndim else 1, -1), None
+    length = value.shape[1]
+    if positions == "last":
+        taken = [length - 1]
+    elif positions == "all":
+        taken = list(range(length))
+    else:
+        taken = [int(position) for position in positions]
+        if any(position >= length or position < -length for position in taken):
+            raise RecordError(
+                f"record.activations: positions {taken} do not lie in sequences of {length} tokens"
+            )
+        taken = [position % length for position in taken]
+    kept = value if positions == "all" else value[:, taken]
+    return kept.reshape(value.shape[0] * len(taken), -1), taken
+
+
+def hash_bytes(token_ids: torch.Tensor) -> bytes:
+    """Return the bytes that an input hash is taken over: shape, then int64 token ids."""
+    ids = token_ids.detach().to("cpu", torch.int64).contiguous()
+    return str(list(ids.shape)).encode() + ids.numpy().tobytes()
+
+
+def resolve(
+    model: nn.Module, sites: Iterable[str], layers: tuple[int, ...] | None
+) -> list[SitePoint]:
+    """Return the points of a model at which sites are recorded, narrowed to some layers.
+
+    Raises:
+        RecordError: for an unknown site, or when no layer is left.
+    """
+    points = []
+    for site in sites:
+        found = architecture.resolve_site(model, site)
+        kept = [point for point in found if layers is None or point.layer in layers]
+        if not kept:
+            known = sorted({point.layer for point in found if point.layer is not None})
+            raise RecordError(f"site {site!r} has no layer {layers}; it has layers {known}")
+        points += kept
+    return points
+
+
+def _keys(name: str, infos: Mapping[str, ParameterInfo]) -> dict[str, Any]:
+    info = infos.get(name)
+    if info is None:  # a persistent buffer
+        return {"name": name, "layer": architecture.layer_of(name)}
+    return {
+        "name": name,
+        "layer": info.layer,
+        "component": info.component,
+        "param": info.param,
+    }

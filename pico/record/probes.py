@@ -1,0 +1,116 @@
+"""Probes: fixed, named inputs whose activations are compared across steps and runs.
+
+The trainer makes the built-in ones (`text` from held-out rows, `repeat` from random tokens twice);
+other training loops hand their own to `Recorder`. The token ids go into the `probes` table once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+import torch
+import xxhash
+
+from pico import schema
+from pico.errors import LeaseError, NotALakeError, RecordError
+from pico.lake.commit import Stream
+from pico.lake.snapshot import Snapshot
+from pico.lake.storage import Storage
+from pico.lake.table import write_rows
+from pico.record.hooks import hash_bytes
+
+_PATIENCE = 30.0
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A fixed input: token ids `(n_sequences, n_tokens)`, int64, and where they come from."""
+
+    name: str
+    tokens: npt.NDArray[np.int64]
+    dataset: str
+    sequence_ids: Sequence[int]
+
+    @property
+    def input_hash(self) -> str:
+        """xxh3-128 over the token ids, the same that activations of the probe carry."""
+        return xxhash.xxh3_128_hexdigest(hash_bytes(torch.from_numpy(self.tokens)))
+
+
+def make(name: str, tokens: npt.ArrayLike, dataset: str, ids: Sequence[int] | None = None) -> Probe:
+    """Make a probe from token ids.
+
+    Raises:
+        RecordError: when they are not a matrix of whole numbers.
+    """
+    array = np.asarray(tokens)
+    if array.ndim != 2 or not array.size or not np.issubdtype(array.dtype, np.integer):
+        raise RecordError(
+            f"probe {name!r} must be a non-empty matrix of token ids (sequences x tokens), "
+            f"not {array.dtype} of shape {list(array.shape)}"
+        )
+    return Probe(name, array.astype(np.int64), dataset, ids or list(range(array.shape[0])))
+
+
+def repeat(vocab_size: int, seq_len: int, n_sequences: int, seed: int, dataset: str) -> Probe:
+    """Make the `repeat` probe: random tokens, each sequence's first half said twice."""
+    half = max(seq_len // 2, 1)
+    draws = np.random.default_rng(seed).integers(0, vocab_size, (n_sequences, half))
+    return make("repeat", np.concatenate([draws, draws], axis=1), dataset)
+
+
+def store(storage: Storage, probe: Probe) -> None:
+    """Write a probe's token ids into the lake unless they are there already.
+
+    Raises:
+        RecordError: when the data set has a different probe of that name.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            if _is_stored(storage, probe):
+                return
+            with Stream(storage, f"data.{probe.dataset}") as stream:
+                if _is_stored(storage, probe):
+                    return
+                transaction = stream.begin()
+                n = len(probe.tokens)
+                rows = schema.table("probes").batch(
+                    {
+                        "dataset_id": [probe.dataset] * n,
+                        "probe": [probe.name] * n,
+                        "input_hash": [probe.input_hash] * n,
+                        "sequence_id": list(probe.sequence_ids),
+                        "tokens": probe.tokens.tolist(),
+                    }
+                )
+                write_rows(transaction, "probes", {"dataset": probe.dataset}, rows)
+                transaction.commit()
+                return
+        except LeaseError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def _is_stored(storage: Storage, probe: Probe) -> bool:
+    try:
+        rows = Snapshot.take(storage).read(
+            "probes",
+            columns=["dataset_id", "probe", "input_hash"],
+            filter=(pc.field("dataset_id") == probe.dataset) & (pc.field("probe") == probe.name),
+        )
+    except NotALakeError:
+        return False
+    hashes = set(rows["input_hash"].to_pylist())
+    if hashes and hashes != {probe.input_hash}:
+        raise RecordError(
+            f"data set {probe.dataset!r} already has another probe named {probe.name!r}; "
+            "give this one another name"
+        )
+    return bool(hashes)
