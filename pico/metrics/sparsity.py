@@ -43,7 +43,7 @@ def gini(array: Array) -> float:
     if largest == 0.0:
         return 0.0
     magnitudes = xp.reshape(xp.abs(x / arrays.power_of_two(largest)), (n,))
-    magnitudes = xp.sort(magnitudes)
+    magnitudes = xp.sort(magnitudes, stable=False)  # equal ones need no order, and this is faster
     ranks = xp.arange(1 - n, n, 2, dtype=xp.float64, device=arrays.device(x))  # 2i - n - 1
     ratio: float = float(ranks @ magnitudes) / (n * float(xp.sum(magnitudes)))
     return max(0.0, ratio)  # equal entries leave a rounding error of either sign

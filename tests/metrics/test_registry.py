@@ -16,6 +16,10 @@ SINGLE = names("tensor") + names("spectrum")
 MATRICES = {
     "random": np.random.default_rng(0).standard_normal((12, 17)),
     "float32": np.random.default_rng(1).standard_normal((30, 8)).astype(np.float32),
+    "rank 3, rounded": (
+        np.random.default_rng(3).standard_normal((20, 3))
+        @ np.random.default_rng(4).standard_normal((3, 20))
+    ).astype(np.float32),
     "zeros": np.zeros((5, 4)),
     "constant": np.full((8, 8), 2.5, dtype=np.float32),
     "nan": np.full((3, 3), math.nan),
