@@ -98,6 +98,12 @@ class LogReader:
         self.load(wanted)
         return [entry for path in wanted for entry in self._read[path]]
 
+    def stream(self, name: str) -> list[Entry]:
+        """Return the entries of one stream, in commit order."""
+        wanted = cover(file.path for file in self._storage.list(f"{ROOT}/{name}"))
+        self.load(wanted)
+        return [entry for path in wanted for entry in self._read[path]]
+
     def load(self, paths: Iterable[str]) -> None:
         """Read the given log files that are not in memory yet, several at once."""
         missing = [path for path in paths if path not in self._read]

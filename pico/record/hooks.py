@@ -6,6 +6,7 @@ may go on changing the original; every hook that is registered here is removed b
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -33,19 +34,16 @@ def to_host(tensor: torch.Tensor) -> codec.Tensor:
     return codec.Tensor(name, tuple(copied.shape), flat)
 
 
-def state_names(model: nn.Module) -> list[str]:
-    """Return the names of `state_dict` that are stored: every tensor once, aliases left out."""
-    aliases = {info.name for info in architecture.parameters(model) if info.alias_of}
-    return [name for name in model.state_dict() if name not in aliases]
-
-
 def weights(
     model: nn.Module, infos: Mapping[str, ParameterInfo], wanted: Callable[[str], bool]
 ) -> list[TensorRow]:
-    """Copy parameters and persistent buffers whose names are wanted."""
-    state = model.state_dict()
-    names = [name for name in state_names(model) if wanted(name)]
-    return [TensorRow(_keys(name, infos), to_host(state[name])) for name in names]
+    """Copy parameters and persistent buffers whose names are wanted, tied ones once."""
+    aliases = {name for name, info in infos.items() if info.alias_of}
+    return [
+        TensorRow(_keys(name, infos), to_host(value))
+        for name, value in model.state_dict().items()
+        if name not in aliases and isinstance(value, torch.Tensor) and wanted(name)
+    ]
 
 
 def gradients(
@@ -77,7 +75,7 @@ def optimizer_state(
             if isinstance(value, torch.Tensor):
                 rows.append(TensorRow(keys, to_host(value)))
             elif isinstance(value, (int, float)):
-                keys["extra"] = '{"python": "%s"}' % type(value).__name__
+                keys["extra"] = json.dumps({"python": type(value).__name__})
                 rows.append(TensorRow(keys, codec.Tensor.of(np.asarray(value))))
     return rows
 
@@ -123,14 +121,9 @@ class Taps:
         return self._hash.hexdigest() if self._saw_input else None
 
     def rows(
-        self,
-        infos: Mapping[str, ParameterInfo],
-        probe: str | None,
-        dataset: str | None,
-        sequence_ids: Sequence[int],
+        self, probe: str | None, dataset: str | None, sequence_ids: Sequence[int]
     ) -> list[TensorRow]:
         """Return what was collected, the forward passes stacked in order."""
-        del infos  # activations belong to modules, not to parameters
         rows = []
         for point, pieces in self._collected.items():
             if not pieces:

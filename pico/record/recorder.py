@@ -1,0 +1,345 @@
+"""The recorder: three lines in any torch loop, and the run's history is in a lake.
+
+    recorder = pico.Recorder("my-lake", run="tiny", model=model, optimizer=optimizer, record={...})
+    for batch in loader:
+        loss = ...; loss.backward(); optimizer.step(); optimizer.zero_grad()
+        recorder.step(loss=loss.item())
+    recorder.close()
+
+Step s lasts from the state at s to `recorder.step()`. The state at s (weights, optimizer, probe
+activations) is committed before anything of batch s; what batch s causes (gradients, training
+activations, batch ids, scalars) goes together into a later commit. Tensors are copied when they are
+taken and written by a background thread; commits happen in the order of the steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from pico.errors import RecordError
+from pico.lake.commit import Transaction
+from pico.lake.storage import Storage
+from pico.lake.table import TensorRow, write_tensors
+from pico.record import plan as plans
+from pico.record import probes as probe_store
+from pico.record import rng, rows, runs
+from pico.record.capture import STATE_TABLES, Capture
+from pico.record.probes import Probe
+from pico.record.rows import RowBuffer
+from pico.record.writer import QUEUE_BYTES, BackgroundWriter
+
+
+@dataclass
+class _BatchNotes:
+    """What the training loop says about the batch under way."""
+
+    dataset: str | None = None
+    sequence_ids: list[int] = field(default_factory=list)
+    batches: list[dict[str, Any]] = field(default_factory=list)
+    scalars: dict[str, float] = field(default_factory=dict)
+    param_groups: list[dict[str, Any]] = field(default_factory=list)
+    gradients_seen: bool = False
+
+
+class Recorder:
+    """Writes what a training loop does into a lake; use it as a context manager or `close` it."""
+
+    def __init__(
+        self,
+        lake: Any,
+        run: str,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        record: Mapping[str, Any] | None = None,
+        *,
+        info: Mapping[str, Any] | None = None,
+        probes: Sequence[Probe] = (),
+        scheduler: Any = None,
+        max_steps: int | None = None,
+        resume_from: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        queue_bytes: int = QUEUE_BYTES,
+    ) -> None:
+        """Open the run for writing and record its state at the first step.
+
+        Args:
+            lake: URL of the lake (made if there is none) or an open `pico.Lake`.
+            run: name of the run; new, unless `resume_from` is given.
+            model: the model, its first weights in place.
+            optimizer: if given, gradients are taken just before its `step` (unless
+                `before_optimizer_step` was called), and its settings and state can be recorded.
+            record: what to write and when; see `pico.record.plan`.
+            info: columns of the `runs` table that only the caller knows, such as `dataset`,
+                `seq_len`, `seed_init`, `config`.
+            probes: fixed inputs whose activations `record` asks for.
+            scheduler: its `state_dict` goes into checkpoints.
+            max_steps: the run's length, if known; otherwise `close` records the last state.
+            resume_from: the checkpoint that the model was restored from; everything that was
+                committed after it is withdrawn.
+            storage_options: for the store, never written anywhere.
+            queue_bytes: tensor bytes that may wait for the writer before training waits.
+
+        Raises:
+            ConfigError: if `record` is wrong.
+            RunNameError: if the name is malformed or taken.
+            LeaseError: if another process is recording this run.
+            RecordError: for sites that the model does not have.
+        """
+        self.run = run
+        self.step_number = resume_from or 0
+        """The current step s: the number of optimizer updates applied so far."""
+        self._plan = plans.parse(record)
+        self._optimizer, self._scheduler, self._max_steps = optimizer, scheduler, max_steps
+        self._tokens_per_step = (info or {}).get("tokens_per_step")
+        self._capture = Capture(self._plan, model, optimizer, probes, resume_from is not None)
+        self._rows, self._stats = RowBuffer(run), RowBuffer(run)
+        self._notes = _BatchNotes()
+        self._checkpoint_at: int | None = resume_from
+        self._closed = False
+        storage = _storage_of(lake, storage_options)
+        for probe in probes:
+            probe_store.store(storage, probe)
+        self._stream = runs.open_stream(storage, run, resume_from)
+        self._writer = BackgroundWriter(self._stream, queue_bytes)
+        self._handle = (
+            None
+            if optimizer is None
+            else optimizer.register_step_pre_hook(lambda *_: self.before_optimizer_step())
+        )
+        try:
+            if resume_from is None:
+                parameters = list(self._capture.parameters.values())
+                first = runs.describe(run, model, parameters, optimizer, info or {})
+                self._writer.put(lambda transaction: rows.write(transaction, run, first))
+                if not self._record_state():
+                    self._commit()
+            self._capture.open_step(self.step_number, self._is_last_batch)
+        except BaseException:
+            self.abort()
+            raise
+
+    def __enter__(self) -> Recorder:
+        """Return the recorder itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """Close; after an exception, keep the committed steps and drop what is under way."""
+        if error is None:
+            self.close()
+        else:
+            self.abort()
+
+    # one step --------------------------------------------------------------------------------
+
+    def batch(
+        self,
+        sequence_ids: Sequence[int],
+        dataset: str | None = None,
+        losses: Sequence[float] | None = None,
+        micro_step: int = 0,
+        rank: int = 0,
+    ) -> None:
+        """Say which sequences a forward pass of this step saw, and their losses if known.
+
+        Args:
+            sequence_ids: `(batch,)`, in the order of the input's rows.
+            dataset: the data set that the ids belong to.
+            losses: `(batch,)`, mean loss per token of each sequence, in nats.
+            micro_step: index of the accumulation step.
+            rank: rank of the process.
+        """
+        if losses is not None and len(losses) != len(sequence_ids):
+            raise RecordError(f"{len(losses)} losses do not fit {len(sequence_ids)} sequences")
+        self._notes.sequence_ids += [int(sequence_id) for sequence_id in sequence_ids]
+        self._notes.dataset = dataset
+        self._notes.batches += [
+            {
+                "rank": rank,
+                "micro_step": micro_step,
+                "position": position,
+                "dataset": dataset,
+                "sequence_id": int(sequence_id),
+                "loss": None if losses is None else float(losses[position]),
+            }
+            for position, sequence_id in enumerate(sequence_ids)
+        ]
+
+    def log(self, **scalars: float) -> None:
+        """Add named numbers to this step's `scalars`."""
+        self._notes.scalars.update({name: float(value) for name, value in scalars.items()})
+
+    def before_optimizer_step(self) -> None:
+        """Take the averaged, unscaled gradients before clipping; a second call does nothing."""
+        if self._notes.gradients_seen or self._closed:
+            return
+        self._notes.gradients_seen = True
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        self._notes.param_groups = [runs.group_row(i, group) for i, group in enumerate(groups)]
+        if not self._capture.take_gradients(self.step_number, self._is_last_batch, "raw"):
+            self._put_statistics("gradients")
+
+    def after_clipping(self) -> None:
+        """Take the gradients again as stage `clipped`, where the plan asks for it."""
+        self._capture.take_gradients(self.step_number, self._is_last_batch, "clipped")
+
+    def step(self, **scalars: float) -> None:
+        """End step s: the optimizer has made state s + 1; record what is due.
+
+        Args:
+            scalars: named numbers that batch s caused, such as `loss`.
+
+        Raises:
+            PicoError: the writer's error, if writing to the lake has failed.
+        """
+        if self._closed:
+            raise RecordError(f"the recorder of run {self.run!r} is closed")
+        self.log(**scalars)
+        notes, self._notes = self._notes, _BatchNotes()
+        taken = self._capture.close_step(notes.dataset, notes.sequence_ids)
+        for table, tensors in taken.items():
+            self._put_tensors(table, tensors)
+        self._keep(notes)
+        self.step_number += 1
+        due = bool(taken) or self.step_number % self._plan.commit_every == 0
+        if not self._record_state() and due:
+            self._commit()
+        self._capture.open_step(self.step_number, self._is_last_batch)
+
+    # the end ---------------------------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        """Record the whole state now, outside the schedule, so that training can resume here."""
+        if self._checkpoint_at != self.step_number:
+            self._record_state(unplanned=True)
+
+    def flush(self) -> None:
+        """Wait until everything recorded so far is in the lake."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Record the last state where a schedule wants it, commit, and let the run go."""
+        if self._closed:
+            return
+        try:
+            if self._max_steps is None:
+                self._record_state(is_last=True)
+            self._keep(self._notes)
+            self._commit()
+            self._writer.flush()
+        except BaseException:
+            self.abort()
+            raise
+        self._let_go(discard=False)
+
+    def abort(self) -> None:
+        """Let the run go at once: committed steps stay, everything else is dropped."""
+        if not self._closed:
+            try:
+                self._let_go(discard=True)
+            except Exception:  # the error that led here is the one to show
+                return
+
+    def _let_go(self, discard: bool) -> None:
+        self._closed = True
+        self._capture.close()
+        if self._handle is not None:
+            self._handle.remove()
+        try:
+            self._writer.close(discard)
+        finally:
+            self._stream.close()
+
+    # towards the writer ----------------------------------------------------------------------
+
+    @property
+    def _is_last_batch(self) -> bool:
+        return self._max_steps is not None and self.step_number == self._max_steps - 1
+
+    def _record_state(self, is_last: bool = False, unplanned: bool = False) -> bool:
+        """Take and commit what is due of the state at the current step; says whether any was."""
+        step = self.step_number
+        is_last = is_last or step == self._max_steps
+        whole = unplanned or self._plan.checkpoints.wants(step, is_last)
+        taken = self._capture.state(step, is_last, whole)
+        for table, tensors in taken.items():
+            self._put_tensors(table, tensors)
+        for table in STATE_TABLES:
+            if table not in taken:
+                self._put_statistics(table)
+        if whole and self._checkpoint_at != step:
+            self._checkpoint_at = step
+            self._rows.add("checkpoints", step, [self._checkpoint_row(not unplanned)])
+        elif not taken:
+            return False
+        self._commit()
+        return True
+
+    def _checkpoint_row(self, planned: bool) -> dict[str, Any]:
+        state = None if self._scheduler is None else self._scheduler.state_dict()
+        per_step = self._tokens_per_step
+        return {
+            "tokens": None if per_step is None else per_step * self.step_number,
+            "planned": planned,
+            "scheduler": None if state is None else json.dumps(state, default=str),
+            "complete": self._optimizer is not None,
+            **rng.capture(),
+        }
+
+    def _keep(self, notes: _BatchNotes) -> None:
+        """Keep the rows of the batch that `notes` tells of for the next commit."""
+        scalars = [{"name": name, "value": value} for name, value in notes.scalars.items()]
+        if self._plan.scalars:
+            self._rows.add("scalars", self.step_number, scalars)
+            self._rows.add("param_groups", self.step_number, notes.param_groups)
+        if self._plan.batches:
+            self._rows.add("batches", self.step_number, notes.batches)
+
+    def _put_tensors(self, table: str, tensors: list[TensorRow]) -> None:
+        step = self.step_number
+        partition = {"run": self.run, "step": step}
+
+        def job(transaction: Transaction) -> None:
+            write_tensors(transaction, table, partition, tensors)
+            stats = [rows.stats_row(table, row, stored=True) for row in tensors]
+            self._stats.add("tensor_stats", step, stats)
+
+        self._writer.put(job, sum(row.tensor.data.nbytes for row in tensors))
+
+    def _put_statistics(self, table: str) -> None:
+        step = self.step_number
+        tensors = self._capture.for_statistics(table, step)
+
+        def job(transaction: Transaction) -> None:
+            stats = [rows.stats_row(table, row, stored=False) for row in tensors]
+            self._stats.add("tensor_stats", step, stats)
+
+        if tensors:
+            self._writer.put(job, sum(row.tensor.data.nbytes for row in tensors))
+
+    def _commit(self) -> None:
+        caused = self._rows.take()
+
+        def job(transaction: Transaction) -> None:
+            rows.write(transaction, self.run, caused)
+            rows.write(transaction, self.run, self._stats.take())
+
+        self._writer.put(job)
+        self._writer.commit()
+
+
+def _storage_of(lake: Any, storage_options: Mapping[str, Any] | None) -> Storage:
+    """Return the storage of a lake given as a URL or as an object that has one."""
+    storage = getattr(lake, "storage", None)
+    return storage if isinstance(storage, Storage) else Storage(str(lake), storage_options)

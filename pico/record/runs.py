@@ -1,0 +1,180 @@
+"""The beginning of a run in the lake: its stream, its name, its `runs` and `parameters` rows.
+
+`Recorder` calls it once. Opening a run that is resumed withdraws everything that was committed
+after the checkpoint, so that no step is ever shown twice.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import platform
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from pico.errors import NotALakeError, RecordError, RunNameError
+from pico.lake import log
+from pico.lake.commit import Stream
+from pico.lake.names import check_name
+from pico.lake.snapshot import Snapshot, partition
+from pico.lake.storage import Storage
+from pico.models import architecture
+from pico.models.architecture import ParameterInfo
+from pico.record.rows import Rows
+
+_DISTRIBUTIONS = ("pico-lake", "torch", "lightning", "numpy", "pyarrow", "tokenizers")
+_RECOMPUTABLE = ("metrics", "spectra")
+
+
+def open_stream(storage: Storage, run: str, resume_from: int | None) -> Stream:
+    """Open a run's stream for writing; a new run must have a new name.
+
+    Args:
+        storage: the lake's place.
+        run: name of the run.
+        resume_from: the step of the checkpoint to go on from, None for a new run.
+
+    Raises:
+        RunNameError: if the name is malformed, or taken by another run (ignoring case).
+        LeaseError: if another process is recording the run.
+        RecordError: if there is no checkpoint at `resume_from`.
+    """
+    check_name(run)
+    taken = _runs(storage)
+    twin = next((name for name in taken if name.lower() == run.lower() and name != run), None)
+    if twin is not None:
+        raise RunNameError(
+            f"run {run!r} differs from run {twin!r} in case only; choose another name"
+        )
+    stream = Stream(storage, f"train.{run}")
+    try:
+        if resume_from is not None:
+            _withdraw_after(stream, run, resume_from)
+        elif run in _runs(storage):
+            raise RunNameError(
+                f"run {run!r} is in {storage.url} already; resume it (--resume auto) "
+                "or choose another name"
+            )
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def describe(
+    run: str,
+    model: nn.Module,
+    parameters: Sequence[ParameterInfo],
+    optimizer: torch.optim.Optimizer | None,
+    info: Mapping[str, Any],
+) -> Rows:
+    """Return the `runs` and `parameters` rows of a new run."""
+    size = architecture.size(model)
+    sizes = {name: value for name, value in size.items() if value is not None}
+    row = {
+        "run_id": run,
+        "run_uuid": str(uuid.uuid4()),
+        "created_at": datetime.datetime.now(datetime.UTC),
+        "code_version": importlib.metadata.version("pico-lake") if _installed() else None,
+        "library_versions": json.dumps(_library_versions()),
+        **sizes,
+        **info,
+    }
+    groups = {
+        id(parameter): index
+        for index, group in enumerate(optimizer.param_groups if optimizer else [])
+        for parameter in group["params"]
+    }
+    named = dict(model.named_parameters(remove_duplicate=False))
+    rows = [
+        {
+            "run_id": run,
+            **{key: value for key, value in vars(item).items() if key != "shape"},
+            "shape": list(item.shape),
+            "param_group": groups.get(id(named[item.name])),
+        }
+        for item in parameters
+    ]
+    return {"runs": [row], "parameters": rows}
+
+
+def group_row(index: int, group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `param_groups` row of an optimizer group."""
+    settings = {
+        key: value
+        for key, value in group.items()
+        if key not in ("params", "lr", "weight_decay") and _is_plain(value)
+    }
+    return {
+        "group": index,
+        "lr": float(group["lr"]),
+        "weight_decay": float(group.get("weight_decay") or 0.0),
+        "settings": json.dumps(settings, sort_keys=True),
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    plain = (int, float, str, bool, type(None))
+    return isinstance(value, plain) or (
+        isinstance(value, (tuple, list)) and all(isinstance(item, plain) for item in value)
+    )
+
+
+def _withdraw_after(stream: Stream, run: str, step: int) -> None:
+    """Withdraw what was committed after the checkpoint at `step`, and what derives from it."""
+    reader = log.LogReader(stream.storage)
+    own = reader.stream(stream.name)
+    live = {entry.path for entry in Snapshot(stream.storage, reader.entries()).all_files()}
+    at = [
+        index
+        for index, entry in enumerate(own)
+        if entry.table == "checkpoints" and entry.max_step == step and entry.path in live
+    ]
+    if not at:
+        raise RecordError(f"run {run!r} has no checkpoint at step {step}")
+    txn = own[at[-1]].txn
+    last = max(index for index, entry in enumerate(own) if entry.txn == txn)
+    later = [e for e in own[last + 1 :] if e.action == "add" and e.path in live]
+    derived = [
+        entry
+        for entry in reader.entries()
+        if entry.action == "add"
+        and entry.path in live
+        and entry.table in _RECOMPUTABLE
+        and partition(entry.path).get("run") == run
+        and (entry.max_step or 0) >= step
+    ]
+    transaction = stream.begin()
+    if later:
+        transaction.take_away([*later, *derived], withdraw=True)
+    transaction.commit()
+
+
+def _runs(storage: Storage) -> list[str]:
+    try:
+        return Snapshot.take(storage).runs()
+    except NotALakeError:
+        return []
+
+
+def _installed() -> bool:
+    try:
+        importlib.metadata.version("pico-lake")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _library_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for name in _DISTRIBUTIONS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
