@@ -3,7 +3,7 @@
 import doctest
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pico.data import heldout
@@ -16,7 +16,6 @@ def made_of(texts):
     return [Document(f"{i}.txt", "test", text) for i, text in enumerate(texts)]
 
 
-@settings(deadline=None)
 @given(
     texts=st.lists(st.text(min_size=1, max_size=5), min_size=2, max_size=30),
     fraction=st.floats(0, 1, exclude_max=True),

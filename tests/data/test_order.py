@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pico.data import order
@@ -64,7 +64,6 @@ def reference(seed, positions, n):
     return x.tolist()
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(0, 2**64 - 1),
     step=st.integers(0, 2**40),
@@ -76,7 +75,6 @@ def test_equals_the_specification(seed, step, batch_size, n):
     assert sequence_ids(SHUFFLED, seed, step, batch_size, n) == reference(seed, positions, n)
 
 
-@settings(deadline=None)
 @given(n=st.integers(1, 3000), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 2**40))
 def test_every_epoch_is_a_permutation(n, seed, epoch):
     assert sorted(sequence_ids(SHUFFLED, seed, epoch, n, n)) == list(range(n))
@@ -87,7 +85,6 @@ def test_small_data_sets_are_permuted(n):
     assert sorted(sequence_ids(SHUFFLED, 5, 3, n, n)) == list(range(n))
 
 
-@settings(deadline=None)
 @given(
     name=st.sampled_from(VERSIONS),
     n=st.integers(1, 200),
@@ -101,7 +98,6 @@ def test_nothing_lost_or_doubled_where_batches_straddle_epochs(name, n, batch_si
         assert sorted(seen[epoch * n : (epoch + 1) * n]) == list(range(n))
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     step=st.integers(0, 1000),

@@ -4,7 +4,7 @@ import doctest
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pico.data import pack as pack_module
@@ -15,7 +15,6 @@ EOT = 0
 DOCUMENTS = st.lists(st.lists(st.integers(1, 50), max_size=20), max_size=20)
 
 
-@settings(deadline=None)
 @given(documents=DOCUMENTS, seq_len=st.integers(1, 12))
 def test_rows_are_the_stream(documents, seq_len):
     stream = [token for document in documents for token in (*document, EOT)]

@@ -7,7 +7,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pico.data import sources
@@ -174,7 +174,6 @@ def test_a_text_file_is_cut_after_blank_lines(tmp_path, end):
         assert whole[start:stop] == one.text
 
 
-@settings(deadline=None)
 @given(text=st.text(alphabet=st.sampled_from("ab\n\r é\ufffd"), max_size=6000))
 def test_pieces_are_the_file(tmp_path_factory, text):
     path = tmp_path_factory.mktemp("pieces") / "a.txt"
@@ -271,7 +270,6 @@ def test_default_name(source, name):
     check_name(found)
 
 
-@settings(deadline=None)
 @given(st.text(min_size=1, max_size=50).filter(lambda text: "\0" not in text))
 def test_default_name_is_always_valid(source):
     check_name(default_name(source))
