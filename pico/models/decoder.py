@@ -80,8 +80,7 @@ class RotaryEmbedding(nn.Module):
         """Compute the table for every position below `context`."""
         super().__init__()
         self.d_head, self.context, self.theta = d_head, context, theta
-        table = self._angles(torch.get_default_device())
-        self.register_buffer("table", table, persistent=False)
+        self.register_buffer("table", self._angles(torch.get_default_device()), persistent=False)
 
     def forward(self, start: int, stop: int) -> Tensor:
         """Return the rotations of positions `start … stop-1`, complex `(T, 1, d_head / 2)`."""
@@ -211,7 +210,7 @@ class PicoDecoder(nn.Module):
         seed: of the initialisation.
 
     Raises:
-        ConfigError, MissingExtraError: on an empty vocabulary, on flash-attn asked for and absent.
+        ConfigError, MissingExtraError: no vocabulary; flash-attn asked for and absent.
 
     Example:
         >>> from pico.config import ModelConfig
@@ -303,8 +302,7 @@ class PicoDecoder(nn.Module):
         """Continue each prompt token by token, with a cache and without dropout.
 
         Args:
-            input_ids: prompts of one length, `(B, T)`.
-            max_new_tokens: how many tokens to add.
+            input_ids, max_new_tokens: prompts of one length, `(B, T)`, and how much to add.
             temperature, top_k: see `pico.models.sampling.sample`.
             seed: of the sampling; the same seed gives the same text.
             generator: a CPU generator to draw from, in place of `seed`.
