@@ -93,9 +93,7 @@ class ModelConfig:
                 f"architecture {self.architecture!r} cannot be trained; use 'pico-decoder'"
             )
         if self.d_model % self.n_heads:
-            raise ConfigError(
-                f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}"
-            )
+            raise ConfigError(f"d_model {self.d_model} is not a multiple of n_heads {self.n_heads}")
         if self.n_heads % self.n_kv_heads:
             raise ConfigError(
                 f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}"
@@ -190,7 +188,7 @@ class RunConfig:
     """Batch and micro-batch."""
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     """Held-out loss."""
-    precision: Literal["32-true", "bf16-mixed", "bf16-true", "16-mixed"] = "32-true"
+    precision: Literal["32-true", "bf16-mixed", "bf16-true", "64-true"] = "32-true"
     """Lightning Fabric's precision."""
     accelerator: Literal["auto", "cpu", "cuda", "gpu", "mps"] = "auto"
     """Lightning Fabric's accelerator."""

@@ -97,7 +97,7 @@ class Stream:
         orphans = []
         for table in schema.tables().values():
             key = table.partition[0]
-            whole = key not in ("run", "dataset")  # tokenizers are named by content
+            whole = key != "run"  # a data set brings its held-out part and its tokenizer
             folder = table.name if whole else f"{table.name}/{path_key(key, owner)}"
             for file in self.storage.list(folder):
                 if file.path.rpartition("/")[2].startswith(tag) and file.path not in known:

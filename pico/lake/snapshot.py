@@ -48,6 +48,14 @@ class Snapshot:
             )
         return cls(storage, (reader or log.LogReader(storage)).entries())
 
+    @classmethod
+    def take_or_empty(cls, storage: Storage) -> Snapshot:
+        """Read the log of a lake; where there is none yet, return a snapshot without files."""
+        try:
+            return cls.take(storage)
+        except NotALakeError:
+            return cls(storage, [])
+
     def files(
         self,
         table: str,

@@ -45,6 +45,8 @@ class Capture:
         self._points = [self._resolve(item) for item in plan.activations]
         self._refuse_twins()
         self._taken_at: dict[str, int] = {}
+        embeddings = [i.name for i in self.parameters.values() if i.component == "embed"]
+        self._reader = embeddings[0].rpartition(".")[0] if embeddings else ""
         self._frozen_stored = resumed
         self._taps: Taps | None = None
         self._gradients: list[TensorRow] = []
@@ -94,7 +96,7 @@ class Capture:
         for probe in self._probes.values():
             points = self._due_points(probe.name, step, is_last)
             if points:
-                taps = Taps(self._model, points)
+                taps = Taps(self._model, points, self._reader)
                 self._run_probe(probe, taps)
                 rows += taps.rows(probe.name, probe.dataset, probe.sequence_ids)
         return rows
@@ -118,7 +120,7 @@ class Capture:
         """Set the hooks that the coming batch needs."""
         points = self._due_points(None, step, is_last)
         if points or self._plan.gradients.schedule.wants(step, is_last):
-            self._taps = Taps(self._model, points)
+            self._taps = Taps(self._model, points, self._reader)
 
     def take_gradients(self, step: int, is_last: bool, stage: str) -> bool:
         """Copy the gradients if they are due at this stage; says whether they were."""

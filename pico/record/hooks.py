@@ -21,17 +21,9 @@ from pico.lake import codec
 from pico.lake.table import TensorRow
 from pico.models import architecture
 from pico.models.architecture import ParameterInfo, SitePoint
+from pico.record.tensors import to_host
 
 Positions = Literal["last", "all"] | tuple[int, ...]
-
-
-def to_host(tensor: torch.Tensor) -> codec.Tensor:
-    """Copy a tensor to host memory, bit for bit; a sharded one is gathered first."""
-    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    copied = whole.detach().to("cpu", copy=True).contiguous()
-    name = str(copied.dtype).removeprefix("torch.")
-    flat = copied.reshape(-1).view(torch.uint8).numpy().view(codec.storage(name))
-    return codec.Tensor(name, tuple(copied.shape), flat)
 
 
 def weights(
@@ -91,15 +83,24 @@ class TapPoint:
 class Taps:
     """Hooks on a model that collect activations of every forward pass until removed."""
 
-    def __init__(self, model: nn.Module, points: Sequence[TapPoint]) -> None:
-        """Register one hook per point, and one on the model that notes the input's token ids."""
+    def __init__(self, model: nn.Module, points: Sequence[TapPoint], reader: str = "") -> None:
+        """Register one hook per point, and one that notes the input's token ids.
+
+        Args:
+            model: the model.
+            points: where to collect.
+            reader: name of the module that is given the token ids, by default the whole model;
+                the embedding is safer, because a loss may call only parts of a model.
+        """
         modules = dict(model.named_modules())
         self._collected: dict[SitePoint, list[torch.Tensor]] = {tap.point: [] for tap in points}
         self._positions = {tap.point: tap.positions for tap in points}
         self._taken: dict[SitePoint, list[int] | None] = {}
         self._hash = xxhash.xxh3_128()
         self._saw_input = False
-        self._handles = [model.register_forward_pre_hook(self._note_input, with_kwargs=True)]
+        self._handles = [
+            modules[reader].register_forward_pre_hook(self._note_input, with_kwargs=True)
+        ]
         for tap in points:
             module = modules[tap.point.module_name]
             if tap.point.side == "in":

@@ -17,7 +17,7 @@ import torch
 import xxhash
 
 from pico import schema
-from pico.errors import LeaseError, NotALakeError, RecordError
+from pico.errors import LeaseError, RecordError
 from pico.lake.commit import Stream
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
@@ -99,14 +99,11 @@ def store(storage: Storage, probe: Probe) -> None:
 
 
 def _is_stored(storage: Storage, probe: Probe) -> bool:
-    try:
-        rows = Snapshot.take(storage).read(
-            "probes",
-            columns=["dataset_id", "probe", "input_hash"],
-            filter=(pc.field("dataset_id") == probe.dataset) & (pc.field("probe") == probe.name),
-        )
-    except NotALakeError:
-        return False
+    rows = Snapshot.take_or_empty(storage).read(
+        "probes",
+        columns=["dataset_id", "probe", "input_hash"],
+        filter=(pc.field("dataset_id") == probe.dataset) & (pc.field("probe") == probe.name),
+    )
     hashes = set(rows["input_hash"].to_pylist())
     if hashes and hashes != {probe.input_hash}:
         raise RecordError(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pico.errors import NotALakeError, RecordError, RunNameError
+from pico.errors import RecordError, RunNameError
 from pico.lake import log
 from pico.lake.commit import Stream
 from pico.lake.names import check_name
@@ -156,10 +156,7 @@ def _withdraw_after(stream: Stream, run: str, step: int) -> None:
 
 
 def _runs(storage: Storage) -> list[str]:
-    try:
-        return Snapshot.take(storage).runs()
-    except NotALakeError:
-        return []
+    return Snapshot.take_or_empty(storage).runs()
 
 
 def _installed() -> bool:

@@ -1,0 +1,288 @@
+"""From a text source to a data set in the lake: sequences, documents, vocabulary, held-out part.
+
+The trainer calls `prepare`; a data set that is in the lake already, made from the same text with
+the same settings, is used again. The held-out documents become a data set of their own,
+`<name>.heldout`, so that no packed row mixes the two. Memory stays at a few thousand rows.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from pico import schema
+from pico.config import DataConfig
+from pico.data import heldout, pack, sources, tokenize
+from pico.data.tokenize import Tokenizer
+from pico.errors import DataError, LeaseError
+from pico.lake.commit import Stream, Transaction
+from pico.lake.names import check_name
+from pico.lake.snapshot import Snapshot
+from pico.lake.storage import Storage
+from pico.lake.table import write_rows
+
+Notify = Callable[[str, int, int | None], None]
+
+_BATCH = 2048
+_PATIENCE = 600.0
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A data set that is ready for training."""
+
+    dataset: str
+    heldout: str | None
+    """Data set of the held-out part; None if nothing was held out."""
+    tokenizer: Tokenizer
+    is_new: bool
+    """Whether it was made now."""
+
+
+def prepare(storage: Storage, config: DataConfig, notify: Notify | None = None) -> Corpus:
+    """Return the data set that a config describes, making it if the lake has none.
+
+    Args:
+        storage: the lake's place.
+        config: source, tokenizer and sequence length.
+        notify: called with a message, the amount done and the total where it is known.
+
+    Raises:
+        DataError: if the source is absent or empty, or `seq_len` is longer than the text.
+        RunNameError: if the name may not name a data set.
+    """
+    notify = notify or (lambda message, done, total: None)
+    notify("reading text", 0, None)
+    settings, threshold = _settings(config)
+    base = check_name(config.name or sources.default_name(config.source), "data set")
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        name, stored = _find(storage, base, settings, is_given=config.name is not None)
+        if stored is not None:
+            return stored
+        try:
+            with Stream(storage, f"data.{name}") as stream:
+                name_now, stored = _find(storage, base, settings, config.name is not None)
+                if stored is None and name_now == name:
+                    return _make(stream, name, config, settings, threshold, notify)
+        except LeaseError:  # another process makes the same data set; wait for it
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+
+
+def tokenizer_of(snapshot: Snapshot, dataset: str) -> Tokenizer:
+    """Return the tokenizer that a data set of the lake was made with.
+
+    Raises:
+        DataError: if the lake has no such data set, or it keeps no tokenizer.
+    """
+    rows = _rows(snapshot, dataset)
+    text = (json.loads(rows[0]["extra"] or "{}") if rows else {}).get("tokenizer_json")
+    if text is None:
+        raise DataError(f"data set {dataset!r} keeps no tokenizer in {snapshot.storage.url}")
+    return Tokenizer.from_json(text)
+
+
+def _settings(config: DataConfig) -> tuple[str, int]:
+    """Return a hash of the text and of all that decides the rows, and the held-out threshold."""
+    digest = xxhash.xxh3_128()
+    documents = _hashed(sources.documents(config.source, config.max_bytes), digest)
+    threshold = heldout.heldout_threshold(documents, config.heldout_fraction)
+    for _ in documents:  # without a held-out part the pass above reads nothing
+        pass
+    given = tokenize.load(config.tokenizer).name if config.tokenizer else None
+    decisive = [given, given or config.vocab_size, config.seq_len, config.heldout_fraction]
+    digest.update(json.dumps(decisive).encode())
+    return digest.hexdigest(), threshold
+
+
+def _hashed(documents: Iterable[sources.Document], digest: Any) -> Iterator[sources.Document]:
+    for document in documents:
+        digest.update(f"{document.uri}\0{len(document.text)}\0{document.text}".encode())
+        yield document
+
+
+def _find(storage: Storage, base: str, settings: str, is_given: bool) -> tuple[str, Corpus | None]:
+    """Return the name to use and the data set of that name with these settings, if there is one."""
+    snapshot = Snapshot.take_or_empty(storage)
+    for name in (base, f"{base}-{settings[:8]}"):
+        rows = _rows(snapshot, name)
+        if not rows:
+            return name, None
+        extra = json.loads(rows[0]["extra"] or "{}")
+        if extra.get("settings") == settings:
+            tokenizer = Tokenizer.from_json(extra["tokenizer_json"])
+            return name, Corpus(name, extra["heldout"], tokenizer, is_new=False)
+        if is_given:
+            raise DataError(
+                f"data set {name!r} is in the lake with other text or settings; "
+                "give data.name another name, or leave it out"
+            )
+    raise DataError(f"data set {base!r} and its twin are taken; give data.name another name")
+
+
+def _rows(snapshot: Snapshot, dataset: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = snapshot.read(
+        "datasets", filter=pc.field("dataset_id") == dataset
+    ).to_pylist()
+    return rows
+
+
+def _make(
+    stream: Stream,
+    name: str,
+    config: DataConfig,
+    settings: str,
+    threshold: int,
+    notify: Notify,
+) -> Corpus:
+    """Tokenise, pack and commit both parts at once."""
+
+    def texts(held_out: bool) -> Iterator[sources.Document]:
+        documents = sources.documents(config.source, config.max_bytes)
+        return (d for d in documents if heldout.is_heldout(d, threshold) == held_out)
+
+    if config.tokenizer:
+        tokenizer = tokenize.load(config.tokenizer)
+    else:
+        notify("training the tokenizer", 0, None)
+        tokenizer = tokenize.train((d.text for d in texts(False)), config.vocab_size)
+    heldout_name = f"{name}.heldout" if threshold else None
+    extra = {
+        "settings": settings,
+        "heldout": heldout_name,
+        "tokenizer_json": tokenizer.to_json(),
+    }
+    transaction = stream.begin()
+    try:
+        part = _Part(transaction, name, config, tokenizer, notify)
+        counts = part.write(texts(False), extra)
+        if heldout_name is not None:
+            try:
+                _Part(transaction, heldout_name, config, tokenizer, notify).write(
+                    texts(True), extra
+                )
+            except DataError as error:
+                raise DataError(
+                    f"the held-out part is too small: {error}; or raise data.heldout_fraction"
+                ) from None
+        _write_vocabulary(transaction, tokenizer, counts)
+    except BaseException:
+        transaction.rollback()
+        raise
+    transaction.commit()
+    return Corpus(name, heldout_name, tokenizer, is_new=True)
+
+
+class _Part:
+    """One data set on its way into a transaction."""
+
+    def __init__(
+        self,
+        transaction: Transaction,
+        name: str,
+        config: DataConfig,
+        tokenizer: Tokenizer,
+        notify: Notify,
+    ) -> None:
+        self._transaction, self._name, self._config = transaction, name, config
+        self._tokenizer, self._notify = tokenizer, notify
+        self._origins: list[tuple[str, str]] = []
+        self._digest = xxhash.xxh3_128()
+
+    def write(
+        self, documents: Iterable[sources.Document], extra: dict[str, Any]
+    ) -> np.ndarray[Any, Any]:
+        """Write sequences, documents and the `datasets` row; returns the count of each token."""
+        lists = self._tokenizer.encode_stream(self._noted(documents))
+        packed = pack.pack(lists, self._config.seq_len, self._tokenizer.end_of_text)
+        partition = {"dataset": self._name}
+        write_rows(self._transaction, "sequences", partition, self._batches(packed))
+        n = len(self._origins)
+        documents_table = schema.table("documents").batch(
+            {
+                "dataset_id": [self._name] * n,
+                "doc_id": list(range(n)),
+                "origin": [origin for origin, _ in self._origins],
+                "uri": [uri for _, uri in self._origins],
+                "n_tokens": list(packed.document_lengths),
+            }
+        )
+        write_rows(self._transaction, "documents", partition, documents_table)
+        row = {
+            "dataset_id": [self._name],
+            "uri": [self._config.source],
+            "n_sequences": [packed.n_sequences],
+            "seq_len": [self._config.seq_len],
+            "tokenizer": [self._tokenizer.name],
+            "fingerprint": [self._digest.hexdigest()],
+            "extra": [json.dumps({**extra, "n_dropped_tokens": packed.n_dropped})],
+        }
+        write_rows(self._transaction, "datasets", partition, schema.table("datasets").batch(row))
+        return packed.token_counts(self._tokenizer.vocab_size)
+
+    def _noted(self, documents: Iterable[sources.Document]) -> Iterator[str]:
+        for document in documents:
+            self._origins.append((document.origin, document.uri))
+            yield document.text
+
+    def _batches(self, packed: pack.Packed) -> Iterator[pa.Table]:
+        rows: list[pack.Sequence] = []
+        first = 0
+        for sequence in packed:
+            self._digest.update(sequence.tokens.tobytes())
+            rows.append(sequence)
+            if len(rows) == _BATCH:
+                yield self._table(rows, first)
+                first, rows = first + len(rows), []
+                self._notify(f"tokenising {self._name}", first, None)
+        if rows:
+            yield self._table(rows, first)
+
+    def _table(self, rows: list[pack.Sequence], first: int) -> pa.Table:
+        spec = schema.table("sequences")
+        width = self._config.seq_len + 1
+        tokens = pa.array(np.concatenate([row.tokens for row in rows]))
+        offsets = pa.array(np.arange(len(rows) + 1, dtype=np.int32) * width)
+        kind = spec.arrow.field("tokens").type
+        return spec.batch(
+            {
+                "dataset_id": [self._name] * len(rows),
+                "sequence_id": np.arange(first, first + len(rows)),
+                "tokens": pa.ListArray.from_arrays(offsets, tokens, type=kind),
+                "doc_ids": [row.doc_ids for row in rows],
+                "doc_starts": [row.doc_starts for row in rows],
+                "origin": [self._origins[row.doc_ids[0]][0] for row in rows],
+            }
+        )
+
+
+def _write_vocabulary(
+    transaction: Transaction, tokenizer: Tokenizer, counts: np.ndarray[Any, Any]
+) -> None:
+    """Write the tokenizer's tokens unless the lake has them."""
+    snapshot = Snapshot.take_or_empty(transaction.stream.storage)
+    stored = snapshot.read("vocab", ["tokenizer_id"])["tokenizer_id"].unique().to_pylist()
+    if tokenizer.name in stored:
+        return
+    pieces = tokenizer.token_bytes()
+    n = len(pieces)
+    rows = schema.table("vocab").batch(
+        {
+            "tokenizer_id": [tokenizer.name] * n,
+            "token_id": list(range(n)),
+            "bytes": pieces,
+            "text": [piece.decode("utf-8", errors="replace") for piece in pieces],
+            "count": counts.tolist(),
+        }
+    )
+    write_rows(transaction, "vocab", {"tokenizer": tokenizer.name}, rows)

@@ -1,0 +1,135 @@
+"""Batches for training: the order says which sequences, the lake holds their tokens.
+
+The trainer asks `Loader.batch(step)`; nothing here depends on what was asked before, so a resumed
+run, another micro-batch or another model sees the same rows at the same step.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pico import schema
+from pico.data import order
+from pico.errors import CorruptError, DataError, one_line
+from pico.lake.log import Entry
+from pico.lake.snapshot import Snapshot, partition
+
+CACHE_BYTES = 1 << 30
+"""Token ids that a reader keeps in memory."""
+
+
+class SequenceReader:
+    """Random access to the rows of a data set in the lake, a cache of row groups in between."""
+
+    def __init__(self, snapshot: Snapshot, dataset: str, cache_bytes: int = CACHE_BYTES) -> None:
+        """Find the data set's files and which rows each of their row groups holds.
+
+        Raises:
+            DataError: if the lake has no such data set.
+            CorruptError: if its rows are not numbered from 0 without a gap.
+        """
+        self._storage = snapshot.storage
+        files = [e for e in snapshot.files("sequences") if partition(e.path)["dataset"] == dataset]
+        if not files:
+            raise DataError(f"no data set {dataset!r} in {snapshot.storage.url}")
+        self.dataset = dataset
+        self._groups: list[tuple[Entry, int]] = []
+        starts = [(first, n, entry, g) for entry in files for g, first, n in self._layout(entry)]
+        starts.sort(key=lambda item: item[0])
+        bounds = [0]
+        for first, n_rows, entry, group in starts:
+            if first != bounds[-1]:
+                raise CorruptError(f"data set {dataset!r} lacks sequence {bounds[-1]}")
+            self._groups.append((entry, group))
+            bounds.append(first + n_rows)
+        self._bounds = np.array(bounds)
+        self._cache: OrderedDict[int, npt.NDArray[np.int32]] = OrderedDict()
+        self._cached_bytes, self._cache_bytes = 0, cache_bytes
+
+    @property
+    def n_sequences(self) -> int:
+        """Number of rows of the data set."""
+        return int(self._bounds[-1])
+
+    def rows(self, sequence_ids: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return token ids `(len(sequence_ids), seq_len + 1)`, int64, in the order asked for.
+
+        Raises:
+            DataError: for an id that the data set does not have.
+        """
+        ids = np.asarray(sequence_ids, dtype=np.int64)
+        if ids.size and (ids.min() < 0 or ids.max() >= self.n_sequences):
+            raise DataError(
+                f"data set {self.dataset!r} has sequences 0 to {self.n_sequences - 1}, "
+                f"not {int(ids.max() if ids.min() >= 0 else ids.min())}"
+            )
+        groups = np.searchsorted(self._bounds, ids, side="right") - 1
+        picked = [
+            self._group(int(group))[int(i - self._bounds[group])]
+            for i, group in zip(ids, groups, strict=True)
+        ]
+        return np.stack(picked).astype(np.int64)
+
+    def _layout(self, entry: Entry) -> list[tuple[int, int, int]]:
+        """Return (row group, first sequence id, rows) of a file, from its footer."""
+        metadata = self._open(entry).metadata
+        column = schema.table("sequences").column_names.index("sequence_id")
+        found = []
+        for group in range(metadata.num_row_groups):
+            statistics = metadata.row_group(group).column(column).statistics
+            if statistics is None or not statistics.has_min_max:
+                raise CorruptError(f"{entry.path} has no statistics of its sequence ids")
+            found.append((group, statistics.min, metadata.row_group(group).num_rows))
+        return found
+
+    def _group(self, index: int) -> npt.NDArray[np.int32]:
+        if index in self._cache:
+            self._cache.move_to_end(index)
+            return self._cache[index]
+        entry, group = self._groups[index]
+        try:
+            table = self._open(entry).read_row_group(group, columns=["tokens"])
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptError(f"{entry.path} cannot be read: {one_line(error)}") from None
+        column = table["tokens"].combine_chunks()
+        flat = column.flatten().to_numpy(zero_copy_only=False)
+        rows: npt.NDArray[np.int32] = flat.reshape(len(column), -1).copy()
+        self._cache[index] = rows
+        self._cached_bytes += rows.nbytes
+        while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
+            _, dropped = self._cache.popitem(last=False)
+            self._cached_bytes -= dropped.nbytes
+        return rows
+
+    def _open(self, entry: Entry) -> Any:
+        try:
+            file = pq.ParquetFile(self._storage.open(entry.path))
+        except FileNotFoundError:
+            raise CorruptError(f"{entry.path} is missing although the log names it") from None
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptError(f"{entry.path} cannot be read: {one_line(error)}") from None
+        schema.table("sequences").accepts(file.schema_arrow, entry.path)
+        return file
+
+
+class Loader:
+    """The batches of a run: sequence ids from the order, tokens from the lake."""
+
+    def __init__(self, reader: SequenceReader, order_name: str, seed: int, batch_size: int) -> None:
+        """Fix the order (see `pico.data.order`), its seed and the batch size in sequences."""
+        self._reader, self._order, self._seed = reader, order_name, seed
+        self._batch_size = batch_size
+
+    def batch(self, step: int) -> tuple[list[int], npt.NDArray[np.int64]]:
+        """Return the sequence ids of a step and their tokens `(batch_size, seq_len + 1)`."""
+        ids = order.sequence_ids(
+            self._order, self._seed, step, self._batch_size, self._reader.n_sequences
+        )
+        return ids, self._reader.rows(ids)

@@ -1,0 +1,1 @@
+"""Models brought back to life from a lake, and what is measured on them."""

@@ -1,0 +1,26 @@
+"""Torch tensors to the lake's tensors and back, bit for bit.
+
+`hooks` copies with `to_host` what is recorded; whoever restores a model uses `to_torch`.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from pico.lake import codec
+
+
+def to_host(tensor: torch.Tensor) -> codec.Tensor:
+    """Copy a torch tensor to host memory; a sharded one is gathered first."""
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    copied = whole.detach().to("cpu", copy=True).contiguous()
+    name = str(copied.dtype).removeprefix("torch.")
+    flat = copied.reshape(-1).view(torch.uint8).numpy().view(codec.storage(name))
+    return codec.Tensor(name, tuple(copied.shape), flat)
+
+
+def to_torch(tensor: codec.Tensor) -> torch.Tensor:
+    """Return a new torch tensor on the CPU with the same type, shape and bits."""
+    dtype: torch.dtype = getattr(torch, tensor.dtype)
+    flat = torch.frombuffer(bytearray(tensor.data.tobytes()), dtype=torch.uint8)
+    return flat.view(dtype).reshape(tensor.shape)

@@ -1,0 +1,93 @@
+"""Resuming: which checkpoint to go on from, whether the config still fits, and restoring it.
+
+The trainer calls it. A checkpoint is what the lake holds at a step listed in `checkpoints`:
+weights, optimizer state and generator states; there is no other file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from pico import config as configs
+from pico.config import RunConfig
+from pico.errors import ConfigError, RecordError
+from pico.evaluate import load
+from pico.lake.snapshot import Snapshot
+from pico.lake.storage import Storage
+from pico.record import rng
+from pico.record.tensors import to_torch
+
+_FREE_TO_CHANGE = ("max_steps", "record", "evaluate", "accelerator", "batch.micro_size")
+"""Config keys that a resumed run may change (`max_steps` moves the end of the decay)."""
+
+
+def last_checkpoint(storage: Storage, run: str) -> int | None:
+    """Return the step of a run's last complete checkpoint; None if the lake has no such run.
+
+    Raises:
+        RecordError: if the run is there but has no checkpoint to go on from.
+    """
+    snapshot = Snapshot.take_or_empty(storage)
+    if run not in snapshot.runs():
+        return None
+    rows = snapshot.read("checkpoints", ["global_step", "complete"], runs=[run]).to_pylist()
+    steps = [row["global_step"] for row in rows if row["complete"]]
+    if not steps:
+        raise RecordError(
+            f"run {run!r} has no checkpoint to resume from; record.checkpoints was never due"
+        )
+    return int(max(steps))
+
+
+def check_config(storage: Storage, run: str, config: RunConfig) -> None:
+    """Refuse to resume a run whose config differs in what decides the arithmetic.
+
+    Raises:
+        ConfigError: naming every key that differs, with both values.
+    """
+    stored = load.run_row(Snapshot.take(storage), run)["config"]
+    if stored is None:
+        raise ConfigError(f"run {run!r} was not started by pico train; it cannot be resumed")
+    before, now = _flat(configs.as_mapping(configs.load(stored))), _flat(configs.as_mapping(config))
+    differing = [
+        f"{key} was {before.get(key)!r}, is {now.get(key)!r}"
+        for key in sorted(before | now)
+        if before.get(key) != now.get(key) and not key.startswith(_FREE_TO_CHANGE)
+    ]
+    if differing:
+        raise ConfigError(
+            f"run {run!r} cannot be resumed with another config: {'; '.join(differing)}"
+        )
+
+
+def restore(
+    storage: Storage, run: str, step: int, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> None:
+    """Put weights, optimizer state and generators back to what they were at a checkpoint."""
+    snapshot = Snapshot.take(storage)
+    model.load_state_dict(load.state_dict(snapshot, run, step))
+    named = dict(model.named_parameters())
+    optimizer.state.clear()
+    for row in snapshot.tensors("optimizer", run, step):
+        value: Any = to_torch(row.tensor)
+        if row.keys.get("extra"):
+            value = value.item()
+        elif value.ndim:
+            value = value.to(named[row.keys["name"]].device)
+        optimizer.state[named[row.keys["name"]]][row.keys["state"]] = value
+    rows = snapshot.read("checkpoints", runs=[run], steps=[step]).to_pylist()
+    rng.restore(rows[-1])
+
+
+def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in mapping.items():
+        if isinstance(value, Mapping) and key != "record":
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

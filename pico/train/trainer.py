@@ -1,0 +1,319 @@
+"""The training loop, read downward: set up, fit, one step, the held-out loss.
+
+    order ──► loader ──► micro-batch ──► loss ──► backward ──► (accumulate)
+                                                                  │
+    recorder ◄── gradients before clipping ◄──────────────────────┤
+    recorder ◄── gradients after clipping  ◄── clip ◄─────────────┘
+    recorder ◄── state at s + 1 ◄── optimizer step
+
+`Lake.train` and the demo call it. It uses `pico.Recorder` as any other loop would. Ctrl-C (or
+SIGTERM) finishes the step under way, writes a checkpoint and returns; a run resumed from any
+checkpoint continues bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from pico import config as configs
+from pico import models
+from pico.config import RunConfig
+from pico.data import corpus, order
+from pico.data.loader import Loader, SequenceReader
+from pico.lake.snapshot import Snapshot
+from pico.lake.storage import Storage
+from pico.record import plan, probes
+from pico.record.probes import Probe
+from pico.record.recorder import Recorder
+from pico.train import checkpoint, optim
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands after a step; what a progress bar shows."""
+
+    step: int
+    max_steps: int
+    loss: float
+    heldout_loss: float | None
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How `fit` ended."""
+
+    run: str
+    steps: int
+    """Optimizer updates applied in the run so far."""
+    resumed_from: int | None
+    interrupted: bool
+    heldout_loss: float | None
+    """The last one measured in this session; None if none was."""
+
+
+class Trainer:
+    """Trains one run into a lake."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        run: str,
+        config: RunConfig,
+        on_step: Callable[[Progress], None] = lambda progress: None,
+        on_data: Callable[[str, int, int | None], None] | None = None,
+    ) -> None:
+        """Check the `record` section; nothing is read or written before `fit`.
+
+        Args:
+            storage: the lake's place.
+            run: name of the run.
+            config: the resolved config.
+            on_step: called after every step.
+            on_data: called while the data set is made, with a message, and done and total.
+        """
+        plan.parse(config.record)
+        self._storage, self._run, self._config = storage, run, config
+        self._on_step, self._on_data = on_step, on_data
+        self._stop = False
+        self._heldout_loss: float | None = None
+
+    def fit(self, resume: Literal["auto", "never"] = "auto") -> Outcome:
+        """Train until `max_steps`, or until interrupted.
+
+        Args:
+            resume: `auto` goes on from the run's last checkpoint, or begins a new run; `never`
+                refuses a run that is in the lake already.
+
+        Raises:
+            ConfigError: if the run was begun with another config.
+            DataError: if the text cannot be used.
+            LeaseError: if another process trains this run.
+        """
+        last = checkpoint.last_checkpoint(self._storage, self._run)
+        start = last if resume == "auto" else None
+        if start is not None:
+            checkpoint.check_config(self._storage, self._run, self._config)
+        if start is not None and start >= self._config.max_steps:
+            return Outcome(self._run, start, start, False, None)
+        self._set_up()
+        if start is not None:
+            checkpoint.restore(self._storage, self._run, start, self._model, self._optimizer)
+        with self._recorder(start) as recorder, self._finish_step_on_signal():
+            if start is None:
+                self._evaluate(recorder)
+            while recorder.step_number < self._config.max_steps and not self._stop:
+                self._train_step(recorder)
+            if self._stop:
+                recorder.checkpoint()
+        steps = recorder.step_number
+        return Outcome(self._run, steps, start, self._stop, self._heldout_loss)
+
+    # setting up ------------------------------------------------------------------------------
+
+    def _set_up(self) -> None:
+        config = self._config
+        self._corpus = corpus.prepare(self._storage, config.data, self._on_data)
+        snapshot = Snapshot.take(self._storage)
+        training = SequenceReader(snapshot, self._corpus.dataset)
+        self._loader = Loader(training, order.SHUFFLED, config.seeds.data, config.batch.size)
+        self._heldout = self._heldout_rows(snapshot)
+        self._fabric = _quiet_fabric(config)
+        self._model = models.build(
+            config.model, self._corpus.tokenizer.vocab_size, config.seeds.init
+        )
+        optimizer = optim.build(self._model, config.optimizer)
+        self._loss, self._optimizer = cast(
+            tuple[nn.Module, torch.optim.Optimizer],
+            self._fabric.setup(_Loss(self._model), optimizer),
+        )
+        self._fabric.seed_everything(config.seeds.dropout, verbose=False)
+
+    def _heldout_rows(self, snapshot: Snapshot) -> np.ndarray[Any, Any] | None:
+        if self._corpus.heldout is None:
+            return None
+        reader = SequenceReader(snapshot, self._corpus.heldout)
+        n = min(self._config.evaluate.n_sequences, reader.n_sequences)
+        return reader.rows(list(range(n)))
+
+    def _recorder(self, start: int | None) -> Recorder:
+        config, made = self._config, self._corpus
+        info = {
+            "family": config.model.architecture,
+            "seq_len": config.data.seq_len,
+            "batch_size": config.batch.size,
+            "tokens_per_step": config.batch.size * config.data.seq_len,
+            "seed_init": config.seeds.init,
+            "seed_data": config.seeds.data,
+            "seed_dropout": config.seeds.dropout,
+            "dataset": made.dataset,
+            "tokenizer": made.tokenizer.name,
+            "config": json.dumps(configs.as_mapping(config)),
+            "extra": json.dumps({"order": order.SHUFFLED}),
+        }
+        return Recorder(
+            self._storage,
+            self._run,
+            self._model,
+            self._optimizer,
+            config.record,
+            info=info,
+            probes=self._probes(),
+            max_steps=config.max_steps,
+            resume_from=start,
+        )
+
+    def _probes(self) -> list[Probe]:
+        """Make the built-in probes that the `record` section asks for."""
+        asked = plan.parse(self._config.record)
+        names = {item.probe for item in asked.activations if item.probe} | set(asked.probes)
+        made = []
+        for name in sorted(names & set(plan.PROBES)):
+            settings = dict(asked.probes.get(name, {}))
+            n = settings.get("n_sequences", 8)
+            seq_len = min(
+                settings.get("seq_len", self._config.data.seq_len), self._config.data.seq_len
+            )
+            if name == "repeat":
+                vocab = self._corpus.tokenizer.vocab_size
+                seed = settings.get("seed", 0)
+                made.append(probes.repeat(vocab, seq_len, n, seed, self._corpus.dataset))
+            elif self._corpus.heldout is not None:
+                reader = SequenceReader(Snapshot.take(self._storage), self._corpus.heldout)
+                ids = list(range(min(n, reader.n_sequences)))
+                made.append(
+                    probes.make("text", reader.rows(ids)[:, :seq_len], self._corpus.heldout, ids)
+                )
+        return made
+
+    # one step --------------------------------------------------------------------------------
+
+    def _train_step(self, recorder: Recorder) -> None:
+        config, step = self._config, recorder.step_number
+        began = time.perf_counter()
+        rate = optim.learning_rate(config.optimizer, step, config.max_steps)
+        optim.set_learning_rate(self._optimizer, rate)
+        self._loss.train()
+        mean_loss = self._accumulate(recorder, step)
+        recorder.before_optimizer_step()
+        grad_norm = self._clip()
+        recorder.after_clipping()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        tokens = config.batch.size * config.data.seq_len
+        seconds = time.perf_counter() - began
+        recorder.step(
+            loss=mean_loss,
+            grad_norm=grad_norm,
+            lr=rate,
+            tokens=tokens,
+            seconds=seconds,
+        )
+        heldout = self._evaluate(recorder) if self._is_due(recorder.step_number) else None
+        self._on_step(
+            Progress(recorder.step_number, config.max_steps, mean_loss, heldout, tokens / seconds)
+        )
+
+    def _accumulate(self, recorder: Recorder, step: int) -> float:
+        """Add up the averaged gradient over the micro-steps; returns the batch's mean loss."""
+        ids, rows = self._loader.batch(step)
+        size, n_micro = (
+            self._config.batch.micro,
+            self._config.batch.size // self._config.batch.micro,
+        )
+        total = 0.0
+        for micro_step in range(n_micro):
+            part = slice(micro_step * size, (micro_step + 1) * size)
+            inputs, targets = self._split(rows[part])
+            loss, sequence_losses = self._loss(inputs, targets)
+            self._fabric.backward(loss / n_micro)
+            recorder.batch(ids[part], self._corpus.dataset, sequence_losses.tolist(), micro_step)
+            total += loss.item()
+        return total / n_micro
+
+    def _clip(self) -> float:
+        """Clip the gradient if asked to; returns its norm before clipping."""
+        parameters = [p for p in self._model.parameters() if p.grad is not None]
+        limit = self._config.optimizer.max_grad_norm
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if limit is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
+        return float(norm)
+
+    def _split(self, rows: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:
+        tokens = self._fabric.to_device(torch.from_numpy(rows))
+        return tokens[:, :-1], tokens[:, 1:]
+
+    # held-out loss ---------------------------------------------------------------------------
+
+    def _is_due(self, step: int) -> bool:
+        every = self._config.evaluate.every
+        return step == self._config.max_steps or (every > 0 and step % every == 0)
+
+    def _evaluate(self, recorder: Recorder) -> float | None:
+        """Log the mean loss over the held-out rows for the state at the current step."""
+        if self._heldout is None:
+            return None
+        self._loss.eval()
+        size, losses = self._config.batch.micro, []
+        with torch.no_grad():
+            for start in range(0, len(self._heldout), size):
+                _, sequence_losses = self._loss(*self._split(self._heldout[start : start + size]))
+                losses += sequence_losses.tolist()
+        self._heldout_loss = float(np.mean(losses))
+        recorder.log(heldout_loss=self._heldout_loss)
+        return self._heldout_loss
+
+    @contextmanager
+    def _finish_step_on_signal(self) -> Iterator[None]:
+        """Let SIGINT and SIGTERM end training after the step under way; a second one at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, frame: Any) -> None:
+            if self._stop:
+                raise KeyboardInterrupt
+            self._stop = True
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class _Loss(nn.Module):
+    """The model with its loss, so that Fabric's precision covers both."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        return models.language_model_loss(self.model, inputs, targets)
+
+
+def _quiet_fabric(config: RunConfig) -> Fabric:
+    """Return a Fabric for one device that does not announce itself."""
+    logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fabric = Fabric(accelerator=config.accelerator, devices=1, precision=config.precision)
+        fabric.launch()
+    return fabric
