@@ -15,6 +15,7 @@ taken and written by a background thread; commits happen in the order of the ste
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -341,5 +342,9 @@ class Recorder:
 
 def _storage_of(lake: Any, storage_options: Mapping[str, Any] | None) -> Storage:
     """Return the storage of a lake given as a URL or as an object that has one."""
-    storage = getattr(lake, "storage", None)
-    return storage if isinstance(storage, Storage) else Storage(str(lake), storage_options)
+    if isinstance(lake, (str, os.PathLike)):
+        return Storage(os.fspath(lake), storage_options)
+    storage = lake if isinstance(lake, Storage) else getattr(lake, "storage", None)
+    if not isinstance(storage, Storage):
+        raise RecordError(f"a lake is a URL or a pico.Lake, not {type(lake).__name__}")
+    return storage
