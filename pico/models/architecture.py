@@ -202,7 +202,8 @@ def _place(module: str, found: tuple[Family, str] | None) -> tuple[int | None, s
         inside = re.sub(r"\.\d+\.", ".#.", module.removeprefix(prefix), count=1)
         if inside in family.components:
             return layer, family.components[inside]
-    return layer, family.heads.get(module.rpartition(".")[2])
+    head = family.heads.get(module.rpartition(".")[2])
+    return (layer, None) if head is None else (None, head)
 
 
 def _hf_name(name: str, found: tuple[Family, str] | None, n_layers: int | None) -> str | None:

@@ -67,8 +67,7 @@ class RMSNorm(nn.Module):
 class RotaryEmbedding(nn.Module):
     """The rotations `exp(i · position · theta^(-2j/d_head))` of one model.
 
-    The table is a buffer of this instance (never of the class) and is not saved. It stays float32
-    whatever the model is cast to.
+    A buffer of this instance (never of the class), not saved, float32 whatever the model becomes.
 
     References:
         Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.

@@ -49,8 +49,8 @@ def language_model_loss(
         >>> model = PicoDecoder(ModelConfig(d_model=24, n_layers=1, context=8), vocab_size=11)
         >>> ids = torch.tensor([[1, 2, 3, 4]])
         >>> loss, per_sequence = language_model_loss(model, ids[:, :-1], ids[:, 1:])
-        >>> round(loss.item(), 2), per_sequence.shape
-        (2.4, torch.Size([1]))
+        >>> loss.requires_grad, per_sequence.shape
+        (True, torch.Size([1]))
     """
     decoder = cast(PicoDecoder, model)
     if loss_mask is not None:
