@@ -27,16 +27,34 @@ def causal_mask(n_queries: int, n_keys: int, device: torch.device) -> Tensor:
     return ones.tril(n_keys - n_queries)
 
 
+def _repeat_heads(x: Tensor, q: Tensor) -> Tensor:
+    """Repeat key or value heads until each query head has its own, `(B, S, n_heads, d_head)`."""
+    return x.repeat_interleave(q.shape[2] // x.shape[2], dim=2)
+
+
+def _kernel_shares_heads(q: Tensor, mask: Tensor | None) -> bool:
+    """Tell whether a fused kernel takes fewer key-value heads than query heads.
+
+    The CPU's does (and is as fast as with repeated heads). On a GPU only flash attention does,
+    which wants half precision and no mask; else torch would fall back to the full `T × S` matrix
+    without a word.
+    """
+    half = q.dtype in (torch.float16, torch.bfloat16)
+    return q.device.type == "cpu" or (half and mask is None)
+
+
 def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend through torch's fused kernels, which share key-value heads themselves."""
+    """Attend through torch's fused kernels."""
     n_queries, n_keys, d_head = q.shape[1], k.shape[1], q.shape[-1]
     if d_head < _MIN_CPU_HEAD and q.device.type == "cpu":
         # Zeros add nothing to a score; measured at d_head 8, forward and backward take 84 ms
         # instead of 130 (and heads of 16 are no slower than heads of 8 were).
         q, k, v = (F.pad(x, (0, _MIN_CPU_HEAD - d_head)) for x in (q, k, v))
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, heads, T or S, d_head)
     whole = n_queries == n_keys
     mask = None if whole or n_queries == 1 else causal_mask(n_queries, n_keys, q.device)
+    if not _kernel_shares_heads(q, mask):
+        k, v = _repeat_heads(k, q), _repeat_heads(v, q)
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, heads, T or S, d_head)
     z = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=whole, scale=d_head**-0.5, enable_gqa=True
     )
@@ -45,8 +63,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attend by the formula, the softmax in float32 at least: slow, for checks."""
-    group = q.shape[2] // k.shape[2]
-    k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
+    k, v = _repeat_heads(k, q), _repeat_heads(v, q)
     scores = torch.einsum("bthd,bshd->bhts", q, k) * q.shape[-1] ** -0.5  # (B, n_heads, T, S)
     wide = scores if scores.dtype == torch.float64 else scores.float()
     mask = causal_mask(q.shape[1], k.shape[1], q.device)
