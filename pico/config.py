@@ -9,6 +9,7 @@ here: its grammar belongs to `pico.record.schedule`, which users of other traini
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -252,7 +253,7 @@ def _read_yaml(config: str | Path) -> dict[str, Any]:
         path = shipped
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no such date
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
@@ -269,7 +270,7 @@ def _apply_override(mapping: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {override!r} is not of the form key=value")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"the value of override {override!r} is not valid YAML") from None
     *parents, last = key.split(".")
     for parent in parents:
@@ -333,17 +334,17 @@ def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
             for item, part in zip(arguments, value, strict=True)
         )
     if origin is not None:
-        if not isinstance(value, Mapping):
+        if value is not None and not isinstance(value, Mapping):
             problems.append(f"{where} must be a mapping, not {value!r}")
-        return value if value is not None else {}
+        return value or {}
     if hint is float:
         try:  # YAML 1.1 reads 3e-4 as a string
-            if isinstance(value, bool):
-                raise ValueError
-            return float(value)
-        except (TypeError, ValueError):
-            problems.append(f"{where} must be a number, not {value!r}")
-            return value
+            if not isinstance(value, bool) and math.isfinite(float(value)):
+                return float(value)
+        except (TypeError, ValueError, OverflowError):
+            pass
+        problems.append(f"{where} must be a finite number, not {value!r}")
+        return value
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         problems.append(f"{where} must be of type {hint.__name__}, not {value!r}")
     return value

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pico import resources
-from pico.errors import SchemaError, did_you_mean
+from pico.errors import SchemaError, did_you_mean, one_line
 
 Kind = Literal["tensor", "rows", "data", "vocab", "log"]
 
@@ -35,12 +35,13 @@ _ARROW: dict[str, pa.DataType] = {
     "float64": pa.float64(),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
-_PATH_COLUMNS = {
+PATH_COLUMNS = {
     "run": "run_id",
     "step": "global_step",
     "dataset": "dataset_id",
     "tokenizer": "tokenizer_id",
 }
+"""Path key → the stored column that says the same."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class TableSchema:
     @property
     def path_columns(self) -> dict[str, str]:
         """Path key to the stored column with the same content: `run` → `run_id`, …."""
-        return {key: _PATH_COLUMNS[key] for key in self.partition if key in _PATH_COLUMNS}
+        return {key: PATH_COLUMNS[key] for key in self.partition if key in PATH_COLUMNS}
 
     def batch(self, columns: Mapping[str, Any]) -> pa.Table:
         """Make a checked table from columns by name; absent nullable columns become NULL.
@@ -112,15 +113,15 @@ class TableSchema:
                     values = pa.nulls(n_rows, column.arrow)
                 elif not isinstance(values, (pa.Array, pa.ChunkedArray)):
                     values = pa.array(values, column.arrow)
-            except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise SchemaError(
-                    f"{self.name}.{column.name} takes {column.type}: {error}"
+                    f"{self.name}.{column.name} takes {column.type}: {one_line(error)}"
                 ) from None
             arrays.append(values)
         try:
             return self.check(pa.Table.from_arrays(arrays, schema=self.arrow))
-        except (pa.ArrowInvalid, TypeError) as error:
-            raise SchemaError(f"rows do not fit table {self.name}: {error}") from None
+        except (pa.ArrowException, TypeError) as error:
+            raise SchemaError(f"rows do not fit table {self.name}: {one_line(error)}") from None
 
     def check(self, rows: pa.Table) -> pa.Table:
         """Return `rows` if they fit the table, else raise; the only door into a data file.
@@ -133,6 +134,8 @@ class TableSchema:
         for column in self.columns:
             if not column.nullable and rows[column.name].null_count:
                 raise SchemaError(f"{self.name}.{column.name} must not be NULL")
+            if column.type.startswith("list<") and _has_null_element(rows[column.name]):
+                raise SchemaError(f"{self.name}.{column.name} must not hold NULL elements")
         self.check_unique(rows)
         return rows
 
@@ -236,6 +239,10 @@ def _read(name: str) -> TableSchema:
     )
 
 
+def _has_null_element(lists: pa.ChunkedArray) -> bool:
+    return any(chunk.flatten().null_count for chunk in lists.chunks)
+
+
 def _difference(schema: TableSchema, stored: pa.Schema) -> str:
     """Say in a clause how a stored schema departs from the table's."""
     wanted = {field.name: field.type for field in schema.arrow}
@@ -249,4 +256,8 @@ def _difference(schema: TableSchema, stored: pa.Schema) -> str:
     for name, kind in wanted.items():
         if found[name] != kind:
             return f"{schema.name}.{name} must be {kind}, not {found[name]}"
+    for name in wanted:
+        if stored.field(name).nullable != schema.arrow.field(name).nullable:
+            word = "" if schema.arrow.field(name).nullable else "not "
+            return f"{schema.name}.{name} must be declared {word}nullable"
     return f"the columns of {schema.name} are not in the order of its schema"

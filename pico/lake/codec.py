@@ -9,6 +9,7 @@ it holds the nearest float32 and `raw` the exact bytes; complex numbers have `ra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -78,19 +79,20 @@ class Tensor:
         name = values.dtype.name
         if name not in _STORAGE or name == "bfloat16":
             raise SchemaError(f"a lake stores no tensors of type {name}")
-        return cls(name, values.shape, np.ascontiguousarray(values).reshape(-1).view(storage(name)))
+        little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+        return cls(name, values.shape, np.ascontiguousarray(little).reshape(-1).view(storage(name)))
 
     @property
     def content_hash(self) -> str:
         """xxh3-128 over dtype, shape and bytes, in hexadecimal."""
-        digest = xxhash.xxh3_128(f"{self.dtype}{list(self.shape)}".encode())
+        digest = xxhash.xxh3_128(f"{self.dtype}{[int(n) for n in self.shape]}".encode())
         digest.update(np.ascontiguousarray(self.data).view(np.uint8).data)
         return digest.hexdigest()
 
     def to_numpy(self) -> npt.NDArray[Any]:
         """Return an array of the tensor's shape, of its own type; small floats as float32."""
         if self.dtype in _SMALL_FLOATS or self.dtype == "bfloat16":
-            return _widen(self).reshape(self.shape)
+            return _widen(self.dtype, self.data).reshape(self.shape)
         kind = np.dtype("?") if self.dtype == "bool" else np.dtype(self.dtype)
         return self.data.view(kind).reshape(self.shape)
 
@@ -129,10 +131,16 @@ def encode(tensor: Tensor, part_limit: int | None = None) -> Iterator[EncodedPar
         part_limit: elements in one part at most; by default `PART_LIMIT`.
 
     Raises:
-        SchemaError: when one slice along the first dimension is itself beyond the limit.
+        SchemaError: when the data do not fill the shape, or one slice along the first dimension
+            is itself beyond the limit.
     """
     limit = PART_LIMIT if part_limit is None else part_limit
     size = tensor.data.size
+    if size != math.prod(tensor.shape) or tensor.data.dtype != storage(tensor.dtype):
+        raise SchemaError(
+            f"{size} elements of {tensor.data.dtype} are no {tensor.dtype} tensor of shape "
+            f"{list(tensor.shape)}"
+        )
     step = size
     if size > limit:
         slice_size = size // tensor.shape[0]
@@ -145,8 +153,7 @@ def encode(tensor: Tensor, part_limit: int | None = None) -> Iterator[EncodedPar
     starts = range(0, size, step) if size else [0]
     digest = tensor.content_hash
     for part, start in enumerate(starts):
-        piece = Tensor(tensor.dtype, tensor.shape, tensor.data[start : start + step])
-        value, raw = _columns(piece)
+        value, raw = _columns(tensor.dtype, tensor.data[start : start + step])
         yield EncodedPart(part, len(starts), tensor.dtype, tensor.shape, digest, value, raw)
 
 
@@ -159,30 +166,36 @@ def decode(
     """Rebuild a tensor from the `value` and `raw` columns of its parts, in order.
 
     Raises:
-        CorruptError: when the parts do not fill the shape.
+        CorruptError: when the parts do not fill the shape or hold what the type cannot.
+        SchemaError: for an element type that a lake does not store.
     """
     kind = storage(dtype)
+    if any(n < 0 for n in shape):
+        raise CorruptError(f"a tensor cannot have the shape {list(shape)}")
     pieces = []
     for value, raw in zip(values, raws, strict=True):
         if raw is not None:
+            if len(raw) % kind.itemsize:
+                raise CorruptError(f"{len(raw)} raw bytes are no whole number of {dtype} elements")
             pieces.append(np.frombuffer(raw, dtype=kind))
         elif value is None:
             raise CorruptError(f"a {dtype} tensor has neither value nor raw bytes")
         else:
             pieces.append(_narrow(dtype, value))
     data = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-    if data.size != int(np.prod(shape, dtype=np.int64)):
+    if data.size != math.prod(int(n) for n in shape):
         raise CorruptError(f"{data.size} elements cannot fill a tensor of shape {list(shape)}")
     return Tensor(dtype, tuple(int(n) for n in shape), data)
 
 
-def _columns(tensor: Tensor) -> tuple[npt.NDArray[np.float32] | None, bytes | None]:
+def _columns(
+    dtype: str, data: npt.NDArray[Any]
+) -> tuple[npt.NDArray[np.float32] | None, bytes | None]:
     """Return `value` and `raw` of one part."""
-    dtype, data = tensor.dtype, tensor.data
     if dtype.startswith("complex"):
         return None, data.tobytes()
     if dtype in _SMALL_FLOATS or dtype in ("bfloat16", "float32"):
-        return _widen(tensor), None
+        return _widen(dtype, data), None
     nearest: npt.NDArray[np.float32]
     with np.errstate(over="ignore", invalid="ignore"):
         nearest = data.astype(np.float32)
@@ -199,15 +212,15 @@ def _fits_exactly(integers: npt.NDArray[Any]) -> bool:
     return bool(integers.max() <= _LARGEST_EXACT and integers.min() >= -_LARGEST_EXACT)
 
 
-def _widen(tensor: Tensor) -> npt.NDArray[np.float32]:
+def _widen(dtype: str, data: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Return the float32 elements of a float type of at most 32 bits, exactly."""
-    if tensor.dtype == "float32":
-        return tensor.data.view(np.float32)
-    if tensor.dtype == "bfloat16":
-        wide = tensor.data.astype(np.uint32)
+    if dtype == "float32":
+        return data.view(np.float32)
+    if dtype == "bfloat16":
+        wide = data.astype(np.uint32)
         wide <<= 16
         return wide.view(np.float32)
-    bits: npt.NDArray[np.uint32] = _table(tensor.dtype)[tensor.data]
+    bits: npt.NDArray[np.uint32] = _table(dtype)[data]
     return bits.view(np.float32)
 
 
@@ -231,9 +244,13 @@ def _narrow(dtype: str, value: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
     if dtype in _SMALL_FLOATS:
         table = _table(dtype)
         order = np.argsort(table)
-        codes: npt.NDArray[Any] = order[np.searchsorted(table, bits, sorter=order)].astype(kind)
-        return codes
-    return value.astype(kind)
+        places = np.searchsorted(table, bits, sorter=order)
+        codes: npt.NDArray[Any] = order[np.minimum(places, table.size - 1)]
+        if not np.array_equal(table[codes], bits):
+            raise CorruptError(f"a value is none of the {table.size} that {dtype} has")
+        return codes.astype(kind)
+    with np.errstate(invalid="ignore"):  # damaged values; the content hash tells
+        return value.astype(kind)
 
 
 @cache

@@ -13,15 +13,17 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import threading
 import time
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pico.errors import CorruptError, LeaseError, StorageError
+from pico.errors import CorruptError, LakeError, LeaseError
 from pico.lake.storage import Storage
 
+_EPOCH = re.compile(r"\d{8}\.json")
 TIME_TO_LIVE = 120.0
 """Seconds without a heartbeat after which a lease may be taken over."""
 
@@ -38,6 +40,8 @@ class Holder:
     heartbeat: float
     time_to_live: float
     released: bool = False
+    tidy: bool = True
+    """Whether a holder that released it left nothing to clear up."""
 
     def describe(self) -> str:
         """Return words for an error message."""
@@ -54,13 +58,17 @@ class Holder:
 class Lease:
     """A held lease with its heartbeat; made by `acquire`."""
 
-    def __init__(self, storage: Storage, stream: str, epoch: int, clean: bool) -> None:
+    def __init__(
+        self, storage: Storage, stream: str, epoch: int, clean: bool, holder_id: str
+    ) -> None:
         """Take over a claimed epoch and start its heartbeat."""
         self.epoch = epoch
         self.clean = clean
         """Whether the previous holder released the lease; if not, it may have left debris."""
         self._storage, self._stream = storage, stream
+        self._id = holder_id
         self._lost: LeaseError | None = None
+        self._released = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"pico-lease-{stream}", daemon=True)
         self._thread.start()
@@ -75,21 +83,29 @@ class Lease:
         if self._lost is not None:
             raise self._lost
 
-    def release(self) -> None:
-        """Stop the heartbeat and let the next writer in at once."""
+    def release(self, tidy: bool = True) -> None:
+        """Stop the heartbeat and let the next writer in at once; a second call does nothing.
+
+        Args:
+            tidy: whether nothing was left behind that the next writer should clear.
+        """
+        if self._released:
+            return
+        self._released = True
         self._stop.set()
         self._thread.join()
         if self._lost is None:
-            self._storage.put(_path(self._stream, self.epoch), _record(released=True))
+            record = _record(self._id, released=True, tidy=tidy)
+            self._storage.put(_path(self._stream, self.epoch), record)
 
     def _beat(self) -> None:
         while not self._stop.wait(TIME_TO_LIVE / 4):
             try:
                 self.check()
-                self._storage.put(_path(self._stream, self.epoch), _record())
+                self._storage.put(_path(self._stream, self.epoch), _record(self._id))
             except LeaseError:
                 return
-            except StorageError:
+            except LakeError:
                 continue  # a store that is away for a moment; the next beat or commit will tell
 
 
@@ -108,10 +124,14 @@ def acquire(storage: Storage, stream: str) -> Lease:
             f"{previous.time_to_live:.0f} s after its last sign of life"
         )
     epoch = epochs[-1] + 1 if epochs else 1
-    if not storage.put_new(_path(stream, epoch), _record()):
-        raise LeaseError(f"another writer has just claimed {stream}; try again")
+    holder_id = uuid.uuid4().hex
+    if not storage.put_new(_path(stream, epoch), _record(holder_id)):
+        winner = _read(storage, stream, epoch)
+        if winner is None or winner.id != holder_id:  # else only the answer was lost
+            raise LeaseError(f"another writer has just claimed {stream}; try again")
     storage.delete(_path(stream, old) for old in epochs[:-1])
-    return Lease(storage, stream, epoch, clean=previous is None or previous.released)
+    clean = previous is None or (previous.released and previous.tidy)
+    return Lease(storage, stream, epoch, clean, holder_id)
 
 
 def _path(stream: str, epoch: int) -> str:
@@ -120,25 +140,24 @@ def _path(stream: str, epoch: int) -> str:
 
 def _epochs(storage: Storage, stream: str) -> list[int]:
     names = [file.path.rpartition("/")[2] for file in storage.list(f".leases/{stream}")]
-    return sorted(int(name.removesuffix(".json")) for name in names if name.endswith(".json"))
+    return sorted(int(name[:8]) for name in names if _EPOCH.fullmatch(name))
 
 
 def _read(storage: Storage, stream: str, epoch: int) -> Holder | None:
     path = _path(stream, epoch)
     try:
-        return Holder(**json.loads(storage.read(path)))
+        holder = Holder(**json.loads(storage.read(path)))
+        holder.is_free()  # fails on values of a wrong type
+        return holder
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise CorruptError(f"lease file {path} cannot be read; delete it to go on") from None
 
 
-_ID = uuid.uuid4().hex
-
-
-def _record(released: bool = False) -> bytes:
+def _record(holder_id: str, released: bool = False, tidy: bool = True) -> bytes:
     holder = Holder(
-        id=_ID,
+        id=holder_id,
         host=platform.node(),
         pid=os.getpid(),
         machine=_machine(),
@@ -146,6 +165,7 @@ def _record(released: bool = False) -> bytes:
         heartbeat=time.time(),
         time_to_live=TIME_TO_LIVE,
         released=released,
+        tidy=tidy,
     )
     return json.dumps(asdict(holder)).encode()
 
@@ -156,7 +176,7 @@ def _machine() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{platform.node()}/{boot}/{os.readlink('/proc/self/ns/pid')}"
     except OSError:
-        return f"unknown/{_ID}"
+        return f"unknown/{uuid.uuid4().hex}"
 
 
 def _process_start(pid: int) -> str:

@@ -1,15 +1,47 @@
 """Durable file operations on a local disk: what must be on the platter, in which order.
 
 Called by `storage` only. Each function is one step of the commit protocol (DESIGN: full file under
-a staging name, fsync, rename into place, fsync of the folder; put-if-absent by a hard link).
+a staging name, fsync, rename into place, fsync of the folder; put-if-absent by a hard link, or
+under a file lock where there are none).
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+try:
+    import fcntl
+except ImportError:  # Windows, whose file system has hard links
+    fcntl = None  # type: ignore[assignment]
+
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+def files_below(root: Path, prefix: str) -> Iterator[tuple[str, int]]:
+    """Yield path (relative to `root`) and size of every file in `root/prefix`, however deep.
+
+    What vanishes meanwhile is left out; any other trouble is raised, never taken for emptiness.
+    """
+    try:
+        with os.scandir(root / prefix) as listing:
+            items = list(listing)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for item in items:
+        path = f"{prefix}/{item.name}" if prefix else item.name
+        if item.is_dir(follow_symlinks=False):
+            yield from files_below(root, path)
+            continue
+        try:
+            if item.is_file():
+                yield path, item.stat().st_size
+        except FileNotFoundError:
+            continue
 
 
 def make_folder(folder: Path) -> None:
@@ -69,34 +101,42 @@ def put_new(final: Path, data: bytes, staging: Path) -> bool:
             os.link(staged, final)
         except FileExistsError:
             return False
-        except OSError:
-            return _claim(staged, final)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            return _put_locked(staged, final, staging)
         sync_folder(final.parent)
         return True
     finally:
         staged.unlink(missing_ok=True)
 
 
-def _claim(staged: Path, final: Path) -> bool:
-    """Put-if-absent where hard links do not exist: an exclusive claim, then a rename."""
-    claim = final.with_name(final.name + ".claim")
-    try:
-        os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    except FileExistsError:
-        return False
-    if final.exists():
-        return False
-    os.replace(staged, final)
-    sync_folder(final.parent)
-    return True
+def _put_locked(staged: Path, final: Path, staging: Path) -> bool:
+    """Put-if-absent where hard links do not exist: a look and a rename under a file lock.
+
+    The kernel drops the lock of a process that dies, so that a crash blocks nobody; a claim by
+    `O_EXCL` would stay.
+    """
+    if fcntl is None:
+        raise OSError(errno.ENOTSUP, "this file system has no hard links; use another folder")
+    with (staging / "lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if final.exists():
+            return False
+        os.replace(staged, final)
+        sync_folder(final.parent)
+        return True
 
 
 def replace(final: Path, data: bytes, staging: Path) -> None:
     """Write `data` to `final`, whole or not at all, over what was there."""
     make_folder(staging)
     staged = staging / f"{uuid.uuid4().hex}.inprogress"
-    with staged.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    move(staged, final)
+    try:
+        with staged.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        move(staged, final)
+    finally:
+        staged.unlink(missing_ok=True)

@@ -11,7 +11,8 @@ same. `commit` writes entries, `snapshot` reads them; neither knows how they are
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,6 +28,7 @@ from pico.lake.storage import Storage
 ROOT = "_log"
 FANOUT = 16
 _READERS = 8
+_FILE = re.compile(rf"{ROOT}/[^/]+/(?:level=\d/)?\d{{12}}\.parquet")
 
 
 @dataclass(frozen=True)
@@ -93,33 +95,51 @@ class LogReader:
 
     def entries(self) -> list[Entry]:
         """Return every entry of every stream, in commit order within a stream."""
-        listed = [file.path for file in self._storage.list(ROOT)]
-        wanted = [path for stream in by_stream(listed).values() for path in cover(stream)]
-        self.load(wanted)
-        return [entry for path in wanted for entry in self._read[path]]
+        return self._entries(ROOT)
 
     def stream(self, name: str) -> list[Entry]:
         """Return the entries of one stream, in commit order."""
-        wanted = cover(file.path for file in self._storage.list(f"{ROOT}/{name}"))
-        self.load(wanted)
-        return [entry for path in wanted for entry in self._read[path]]
+        return self._entries(f"{ROOT}/{name}")
 
     def load(self, paths: Iterable[str]) -> None:
         """Read the given log files that are not in memory yet, several at once."""
         missing = [path for path in paths if path not in self._read]
         with ThreadPoolExecutor(_READERS) as pool:
-            for path, data in zip(missing, pool.map(self._storage.read, missing), strict=True):
-                self._read[path] = tuple(_decode(data, path)[0])
+            try:
+                for path, data in zip(missing, pool.map(self._storage.read, missing), strict=True):
+                    self._read[path] = tuple(_decode(data, path)[0])
+            except FileNotFoundError as error:
+                raise CorruptError(f"a file of the log is missing: {one_line(error)}") from None
+
+    def _entries(self, folder: str) -> list[Entry]:
+        before: list[str] = []
+        while True:
+            streams = by_stream(file.path for file in self._storage.list(folder))
+            gaps = [commit_path(s, gap) for s, p in streams.items() if (gap := first_gap(p)) >= 0]
+            if gaps and gaps == before:
+                raise CorruptError(f"{gaps[0]} is missing although later commits stand")
+            if not gaps:
+                break
+            # A listing that overlaps commits may hold a later one without an earlier one; the
+            # next listing holds both.
+            before = gaps
+        wanted = [path for paths in streams.values() for path in cover(paths)]
+        self.load(wanted)
+        return [entry for path in wanted for entry in self._read[path]]
 
 
 def by_stream(paths: Iterable[str]) -> dict[str, list[str]]:
-    """Group listed log files by stream."""
+    """Group listed log files by stream; what else lies in the folder is left out."""
     streams: dict[str, list[str]] = {}
     for path in paths:
-        parts = path.split("/")
-        if len(parts) >= 3 and path.endswith(".parquet"):
-            streams.setdefault(parts[1], []).append(path)
+        if _FILE.fullmatch(path):
+            streams.setdefault(path.split("/")[1], []).append(path)
     return streams
+
+
+def listed(storage: Storage, stream: str) -> list[str]:
+    """Return the paths of a stream's log files."""
+    return by_stream(file.path for file in storage.list(f"{ROOT}/{stream}")).get(stream, [])
 
 
 def cover(paths: Iterable[str]) -> list[str]:
@@ -149,12 +169,24 @@ def last_seq(paths: Iterable[str]) -> int:
     )
 
 
+def first_gap(paths: Sequence[str]) -> int:
+    """Return the first commit that a stream's files lack before its last; -1 if none.
+
+    >>> first_gap(["_log/s/000000000000.parquet", "_log/s/000000000002.parquet"])
+    1
+    """
+    covered = last_seq(cover(paths))
+    return covered + 1 if covered < last_seq(paths) else -1
+
+
 def consolidate(storage: Storage, stream: str, seq: int) -> None:
     """After commit `seq`, write the level files that it completes."""
     level, width = 1, FANOUT
     while (seq + 1) % width == 0:
-        paths = [file.path for file in storage.list(f"{ROOT}/{stream}")]
         first = seq - width + 1
+        paths = listed(storage, stream)
+        if first_gap(paths) >= 0:
+            return
         inside = [path for path in cover(paths) if first <= last_seq([path]) <= seq]
         entries = [e for path in inside for e in _decode(storage.read(path), path)[0]]
         target = f"{ROOT}/{stream}/level={level}/{seq:012d}.parquet"
@@ -173,4 +205,6 @@ def _decode(data: bytes, path: str) -> tuple[list[Entry], Mapping[bytes, bytes]]
         raise CorruptError(f"log file {path} cannot be read: {one_line(error)}") from None
     for row in rows:
         check_path(row["path"])
+        if row["action"] not in ("add", "remove", "withdraw"):
+            raise CorruptError(f"log file {path} has the unknown action {row['action']!r}")
     return [Entry(**row) for row in rows], table.schema.metadata or {}

@@ -9,7 +9,6 @@ without asking the store about each of them.
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
 import threading
@@ -17,16 +16,16 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any
 
 import fsspec
 import pyarrow as pa
-import xxhash
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from pico.errors import LakeError, MissingExtraError, StorageError, one_line
 from pico.lake import local
+from pico.lake.sink import LocalSink, ObjectSink, Sink
 
 _MEMORY_LOCK = threading.Lock()
 _EXTRAS = {"s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "hf": ("huggingface_hub", "hf")}
@@ -38,29 +37,6 @@ class StoredFile:
 
     path: str
     size: int
-
-
-class Sink(Protocol):
-    """A data file being written; `publish` makes it appear under its final name."""
-
-    @property
-    def size(self) -> int:
-        """Bytes written so far."""
-
-    def write(self, data: Any) -> int:
-        """Append bytes."""
-
-    def hexdigest(self) -> str:
-        """xxh3-128 of the bytes written, in hexadecimal."""
-
-    def finish(self) -> None:
-        """Say that the file is whole; after this it can be published."""
-
-    def publish(self) -> None:
-        """Make the file appear under its final name."""
-
-    def discard(self) -> None:
-        """Drop the file."""
 
 
 class Storage:
@@ -80,8 +56,10 @@ class Storage:
             filesystem, root = fsspec.core.url_to_fs(
                 url, use_listings_cache=False, **dict(storage_options or {})
             )
-        except ImportError:
-            raise MissingExtraError(*_EXTRAS.get(protocol, (protocol, "s3"))) from None
+        except ImportError as error:
+            if protocol in _EXTRAS:
+                raise MissingExtraError(*_EXTRAS[protocol]) from None
+            raise LakeError(f"cannot open {url!r}: {one_line(error)}") from None
         except (ValueError, OSError, TypeError) as error:
             raise LakeError(f"cannot open {url!r}: {one_line(error)}") from None
         self.url = url.rstrip("/")
@@ -89,7 +67,7 @@ class Storage:
         self._root = str(root).rstrip("/")
         self._protocol = protocol
         self._checked_exclusive = False
-        self.folder = Path(self._root) if isinstance(filesystem, LocalFileSystem) else None
+        self.folder = Path(root) if isinstance(filesystem, LocalFileSystem) else None
         """The lake's folder on a local disk, else None."""
 
     def __repr__(self) -> str:
@@ -124,8 +102,18 @@ class Storage:
             raise StorageError(f"cannot read {path} of {self.url}: {one_line(error)}") from None
 
     def list(self, prefix: str) -> list[StoredFile]:
-        """Return all files below a folder of the lake, sorted by path; absent: none."""
+        """Return all files below a folder of the lake, sorted by path; absent: none.
+
+        Raises:
+            StorageError: if the store refuses; a listing that lacks files would be taken for a
+                lake without them, and what it lacks for debris.
+        """
         try:
+            if self.folder is not None:
+                return sorted(
+                    (StoredFile(*found) for found in local.files_below(self.folder, prefix)),
+                    key=lambda file: file.path,
+                )
             found = self._fs.find(self._full(prefix), detail=True)
         except FileNotFoundError:
             return []
@@ -140,9 +128,9 @@ class Storage:
     def is_empty(self) -> bool:
         """Say whether nothing at all lies under the URL."""
         try:
-            return not self._fs.ls(self._root, detail=False)
+            return not self._fs.ls(self._root or "/", detail=False)
         except (FileNotFoundError, NotADirectoryError):
-            return not self._fs.exists(self._root)
+            return not self._fs.exists(self._root or "/")
         except OSError as error:
             raise StorageError(f"cannot list {self.url}: {one_line(error)}") from None
 
@@ -156,8 +144,8 @@ class Storage:
             staging: folder for the unfinished file, on stores that have folders.
         """
         if self.folder is not None:
-            return _LocalSink(self.folder / path, self.folder / staging)
-        return _ObjectSink(self, path)
+            return LocalSink(self.folder / path, self.folder / staging)
+        return ObjectSink(path, self.put)
 
     def put(self, path: str, data: bytes) -> None:
         """Write a whole file over what was there, atomically."""
@@ -222,11 +210,9 @@ class Storage:
     def _conditional_put(self, path: str, data: bytes) -> bool:
         try:
             self._fs.pipe_file(self._full(path), data, mode="create")
-        except FileExistsError:
-            return False
         except OSError as error:
-            if "412" in str(error) or "PreconditionFailed" in str(error):
-                return False  # Ceph answers EINVAL with this cause
+            if isinstance(error, FileExistsError) or _is_precondition(error):
+                return False
             raise
         return True
 
@@ -245,79 +231,14 @@ class Storage:
         self._checked_exclusive = True
 
 
-class _LocalSink(io.RawIOBase):
-    """A data file in the staging folder of a local lake; hashed as it is written."""
-
-    def __init__(self, final: Path, staging: Path) -> None:
-        local.make_folder(staging)
-        self._final = final
-        self._staged = staging / f"{final.name}.inprogress"
-        self._file: BinaryIO = self._staged.open("xb")
-        self._hash = xxhash.xxh3_128()
-        self._size = 0
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        try:
-            self._file.write(view)
-        except OSError as error:
-            raise StorageError(f"cannot write {self._final.name}: {one_line(error)}") from None
-        self._hash.update(view)
-        self._size += len(view)
-        return len(view)
-
-    def tell(self) -> int:
-        return self._size
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
-
-    def finish(self) -> None:
-        try:
-            local.finish(self._file)
-        except OSError as error:
-            raise StorageError(f"cannot write {self._final.name}: {one_line(error)}") from None
-
-    def publish(self) -> None:
-        try:
-            local.move(self._staged, self._final)
-        except OSError as error:
-            raise StorageError(f"cannot write {self._final.name}: {one_line(error)}") from None
-
-    def discard(self) -> None:
-        self._file.close()
-        self._staged.unlink(missing_ok=True)
-
-
-class _ObjectSink(io.BytesIO):
-    """A data file built in memory and sent in one PUT."""
-
-    def __init__(self, storage: Storage, path: str) -> None:
-        super().__init__()
-        self._storage, self._path = storage, path
-
-    @property
-    def size(self) -> int:
-        return self.getbuffer().nbytes
-
-    def hexdigest(self) -> str:
-        return xxhash.xxh3_128_hexdigest(self.getbuffer())
-
-    def finish(self) -> None:
-        return
-
-    def publish(self) -> None:
-        self._storage.put(self._path, self.getvalue())
-
-    def discard(self) -> None:
-        self.close()
+def _is_precondition(error: OSError) -> bool:
+    """Whether a store said HTTP 412 ("there is such an object"): Ceph does so inside EINVAL."""
+    answer = getattr(error.__cause__, "response", None)
+    if not isinstance(answer, Mapping):
+        return False
+    code = answer.get("Error", {}).get("Code")
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return code in ("PreconditionFailed", "412") or status == 412
 
 
 class _SnapshotFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]

@@ -1,10 +1,8 @@
 """Data files of the lake's tables: how rows become Parquet, and how they come back.
 
 `write` is called by everything that has rows for a transaction, `read` and `read_tensors` by
-everything that wants them back. The file layout (DESIGN 3) is decided here alone: row groups of
-about 128 KB of values with a larger tensor alone in its own, byte-stream-split zstd values,
-dictionaries on key strings, statistics on key columns only (DuckDB loses NaN rows where float
-statistics exclude them), files that roll at 256 MB.
+everything that wants them back. Row groups are cut here: about 128 KB of values each, a larger
+tensor alone in its own; `datafile` decides the rest of the layout.
 """
 
 from __future__ import annotations
@@ -19,35 +17,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pico import schema
-from pico.errors import CorruptError, PicoError, one_line
+from pico.errors import CorruptError, PicoError, SchemaError, did_you_mean, one_line
 from pico.lake import codec
 from pico.lake.commit import Transaction
+from pico.lake.datafile import PartitionFiles
 from pico.lake.log import Entry
-from pico.lake.names import path_key
-from pico.lake.storage import Sink, Storage
+from pico.lake.storage import Storage
 from pico.schema import TableSchema
 
 ROW_GROUP_BYTES = 128 * 1024
 """Values in one row group of a tensor table, about."""
 ROW_GROUP_ROWS = 64 * 1024
 """Rows in one row group of a row table."""
-FILE_BYTES = 256 * 1024 * 1024
-"""A file that has reached this size is closed and another one begun."""
-STATISTICS = (
-    "run_id",
-    "global_step",
-    "name",
-    "layer",
-    "component",
-    "sequence_id",
-    "token_id",
-    "dataset_id",
-    "metric",
-    "probe",
-    "site",
-    "task",
-)
-"""Columns with statistics: the keys that queries filter on, never a float."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +56,7 @@ def write_rows(
     """
     spec = schema.table(table)
     order = [(key, "ascending") for key in spec.sort]
-    with _Files(transaction, spec, partition) as files:
+    with PartitionFiles(transaction, spec, partition) as files:
         for rows in [batches] if isinstance(batches, pa.Table) else batches:
             ordered = spec.check(rows).sort_by(order)
             for start in range(0, ordered.num_rows, ROW_GROUP_ROWS):
@@ -103,13 +84,13 @@ def write_tensors(
         column: partition[key] for key, column in spec.path_columns.items() if key in partition
     }
     in_order = sorted(tensors, key=lambda row: _sort_key(spec, row.keys))
-    with _Files(transaction, spec, partition) as files:
+    with PartitionFiles(transaction, spec, partition) as files:
         pending: list[pa.Table] = []
         pending_bytes = 0
         for row in in_order:
             for part in codec.encode(row.tensor, part_limit):
                 columns = _part_columns(spec, {**fixed, **row.keys}, part)
-                size = 0 if part.value is None else part.value.nbytes
+                size = len(part.raw or b"") if part.value is None else part.value.nbytes
                 if pending and pending_bytes + size > ROW_GROUP_BYTES:
                     files.write(pa.concat_tables(pending).combine_chunks())
                     pending, pending_bytes = [], 0
@@ -135,13 +116,21 @@ def read(
 
     Raises:
         CorruptError: if a file is missing or damaged.
+        SchemaError: for a column that the table does not have.
     """
+    entries = list(entries)
+    if not entries:
+        raise CorruptError("there is no file to read rows from")
+    spec = schema.table(entries[0].table)
+    for name in columns or ():
+        if name not in spec.column_names:
+            hint = did_you_mean(name, spec.column_names)
+            raise SchemaError(f"table {spec.name} has no column {name!r}.{hint}")
     tables = []
     for entry in entries:
         table = _guarded(entry, lambda e=entry: _open(storage, e).read(columns=columns))  # type: ignore[misc]
+        table = table.select(columns or spec.column_names)
         tables.append(table.filter(filter) if filter is not None else table)
-    if not tables:
-        raise CorruptError("there is no file to read rows from")
     return pa.concat_tables(tables)
 
 
@@ -176,88 +165,6 @@ def read_tensors(
         raise CorruptError(
             f"tensor {lacking['name']!r} lacks some of its {lacking['n_parts']} parts"
         )
-
-
-class _Files:
-    """The open file of one partition, rolled when it is large; entries go to the transaction."""
-
-    def __init__(
-        self, transaction: Transaction, spec: TableSchema, partition: Mapping[str, Any]
-    ) -> None:
-        self._transaction, self._spec = transaction, spec
-        keys = "/".join(path_key(key, value) for key, value in partition.items())
-        self._folder = f"{spec.name}/{keys}"
-        self._keys: list[pa.Table] = []
-        self._sink: Sink | None = None
-
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._close()
-            self._check_keys()
-
-    def write(self, rows: pa.Table) -> None:
-        """Append one row group."""
-        if self._sink is None:
-            self._path, self._sink = self._transaction.create(self._folder)
-            self._writer = _parquet_writer(self._sink, self._spec)
-            self._rows, self._steps = 0, list[int]()
-        self._writer.write_table(rows, row_group_size=max(rows.num_rows, 1))
-        self._rows += rows.num_rows
-        if "global_step" in rows.column_names and rows.num_rows:
-            low_high = pc.min_max(rows["global_step"])
-            self._steps += [low_high["min"].as_py(), low_high["max"].as_py()]
-        self._keys.append(rows.select(list(self._spec.primary_key)))
-        if self._sink.size >= FILE_BYTES:
-            self._close()
-
-    def _close(self) -> None:
-        if self._sink is None:
-            return
-        self._writer.close()
-        self._sink.finish()
-        self._transaction.add(
-            Entry(
-                action="add",
-                table=self._spec.name,
-                path=self._path,
-                rows=self._rows,
-                bytes=self._sink.size,
-                hash=self._sink.hexdigest(),
-                schema_version=self._spec.version,
-                min_step=min(self._steps, default=None),
-                max_step=max(self._steps, default=None),
-                txn="",
-            )
-        )
-        self._sink = None
-
-    def _check_keys(self) -> None:
-        if len(self._keys) > 1:
-            self._spec.check_unique(pa.concat_tables(self._keys))
-
-
-def _parquet_writer(sink: Any, spec: TableSchema) -> pq.ParquetWriter:
-    types = {column.name: column.type for column in spec.columns}
-    strings = [name for name, kind in types.items() if kind in ("string", "json")]
-    floats = [
-        f"{name}.list.element" if kind.startswith("list<") else name
-        for name, kind in types.items()
-        if "float" in kind
-    ]
-    return pq.ParquetWriter(
-        sink,
-        spec.arrow,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=strings,
-        column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
-        write_statistics=[name for name in STATISTICS if name in types],
-        write_page_index=True,
-        use_content_defined_chunking=True,
-    )
 
 
 def _part_columns(spec: TableSchema, keys: Mapping[str, Any], part: codec.EncodedPart) -> pa.Table:
@@ -308,7 +215,7 @@ def _matching_rows(
         values = heavy["value"].combine_chunks()
         for index in wanted:
             scalar = values[index]
-            value = None if not scalar.is_valid else scalar.values.to_numpy()
+            value = _guarded(entry, lambda s=scalar: s.values.to_numpy() if s.is_valid else None)  # type: ignore[misc]
             yield {**rows[index], "value": value, "raw": heavy["raw"][index].as_py()}
 
 
