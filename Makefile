@@ -58,6 +58,6 @@ $(READY): pyproject.toml constraints.txt
 		"make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@echo "Making .venv with $(PYTHON) (a few minutes: torch is large)"
 	@"$(PYTHON)" -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
 		--constraint constraints.txt --editable '.[dev]'
 	@touch $@

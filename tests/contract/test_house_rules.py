@@ -1,0 +1,129 @@
+"""The house rules of CONTRIBUTING.md that a program can see."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted((ROOT / "pico").rglob("*.py"))
+MAX_FILE_LINES = 350
+MAX_FUNCTION_LINES = 60
+NAMELESS = {"utils", "util", "helpers", "helper", "base", "manager", "common", "misc"}
+PICKLING_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve"}
+UNSAFE_CALLS = {"torch.load", "yaml.load", "yaml.unsafe_load", "marshal.loads", "eval", "exec"}
+FOLDERS_OF_A_MACHINE = re.compile(
+    r"(?<![\w.-])/(?:work|root|opt|home/\w+|Users/\w+|private/tmp)/|[A-Z]:\\\\?Users"
+)
+
+
+def where(path: Path, node: ast.AST | None = None) -> str:
+    line = getattr(node, "lineno", None)
+    return f"{path.relative_to(ROOT)}" + (f":{line}" if line else "")
+
+
+def nodes() -> Iterator[tuple[Path, ast.AST]]:
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            yield path, node
+
+
+def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return a function's length; its docstring does not count, it is asked to be thorough."""
+    length = (function.end_lineno or 0) - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is not None:
+        length -= (first.end_lineno or 0) - first.lineno + 1
+    return length
+
+
+def tracked_files() -> list[Path]:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: which files are tracked is unknown")
+    command = ["git", "ls-files", "-z", "--cached"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+def unsafe(node: ast.AST) -> bool:
+    """Whether a node can execute code that it reads."""
+    if isinstance(node, ast.Import):
+        return any(alias.name.split(".")[0] in PICKLING_MODULES for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").split(".")[0] in PICKLING_MODULES
+    if not isinstance(node, ast.Call):
+        return False
+    if any(word.arg in ("allow_pickle", "trust_remote_code") for word in node.keywords):
+        return not all(
+            isinstance(word.value, ast.Constant) and word.value.value is False
+            for word in node.keywords
+            if word.arg in ("allow_pickle", "trust_remote_code")
+        )
+    return ast.unparse(node.func) in UNSAFE_CALLS
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(SOURCES) > 30
+
+
+def test_files_are_short() -> None:
+    lengths = {where(path): len(path.read_text("utf-8").splitlines()) for path in SOURCES}
+    assert not {name: n for name, n in lengths.items() if n > MAX_FILE_LINES}
+
+
+def test_functions_are_short() -> None:
+    functions = {
+        where(path, node): code_lines(node)
+        for path, node in nodes()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert not {name: n for name, n in functions.items() if n > MAX_FUNCTION_LINES}
+
+
+def test_files_are_named_for_what_they_hold() -> None:
+    assert not [where(path) for path in SOURCES if path.stem in NAMELESS]
+
+
+def test_every_file_says_what_it_is_for() -> None:
+    parsed = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+    assert not [where(path) for path, module in parsed.items() if not ast.get_docstring(module)]
+
+
+def test_nothing_read_is_executed() -> None:
+    assert not [where(path, node) for path, node in nodes() if unsafe(node)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "from dill import loads",
+        "torch.load(path, weights_only=True)",
+        "np.load(path, allow_pickle=True)",
+        "AutoModel.from_pretrained(name, trust_remote_code=flag)",
+    ],
+)
+def test_execution_of_input_is_recognised(line: str) -> None:
+    assert any(unsafe(node) for node in ast.walk(ast.parse(line)))
+
+
+@pytest.mark.parametrize("line", ["np.load(path, allow_pickle=False)", "yaml.safe_load(text)"])
+def test_plain_reading_is_allowed(line: str) -> None:
+    assert not any(unsafe(node) for node in ast.walk(ast.parse(line)))
+
+
+def test_no_file_names_a_folder_of_one_machine() -> None:
+    found = []
+    for path in tracked_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        found += [f"{where(path)}: {match[0]}" for match in FOLDERS_OF_A_MACHINE.finditer(text)]
+    assert not found
