@@ -1,0 +1,274 @@
+"""The facade: a `Lake` whose methods the commands of `pico` mirror one by one.
+
+Reading needs the base dependencies alone; methods that train or load a model import torch when they
+are called, and say which extra is missing. Every method that reads takes a fresh snapshot.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from pico import config as configs
+from pico import schema
+from pico.config import RunConfig
+from pico.errors import MissingExtraError, RecordError
+from pico.lake.snapshot import Snapshot
+from pico.lake.storage import Storage
+from pico.sql import frames, functions, library, materialize, session, statements
+from pico.sql.library import Query
+from pico.sql.materialize import Summary
+
+if TYPE_CHECKING:
+    import duckdb
+    import numpy as np
+    import polars as pl
+    from torch import nn
+
+    from pico.train.trainer import Outcome, Progress
+
+
+class Lake:
+    """One lake: its runs, its tables, and what can be asked of them."""
+
+    def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        """Name a lake without looking at it; `open` is the usual way in."""
+        self.storage = Storage(os.fspath(url), storage_options)
+
+    @classmethod
+    def open(cls, url: str, storage_options: Mapping[str, Any] | None = None) -> Lake:
+        """Open an existing lake for reading.
+
+        Args:
+            url: a folder, or a URL of any fsspec store (`s3://…`, `memory://…`).
+            storage_options: for the store; never written anywhere.
+
+        Raises:
+            NotALakeError: if there is none.
+        """
+        lake = cls(url, storage_options)
+        lake.snapshot()
+        return lake
+
+    def __repr__(self) -> str:
+        """Show where the lake is."""
+        return f"Lake({self.storage.url!r})"
+
+    def snapshot(self) -> Snapshot:
+        """Return the live files of this moment."""
+        return Snapshot.take(self.storage)
+
+    # asking ----------------------------------------------------------------------------------
+
+    def connect(
+        self, runs: Collection[str] | None = None, steps: Collection[int] | None = None
+    ) -> duckdb.DuckDBPyConnection:
+        """Return a DuckDB connection with a view per table and the tensor functions.
+
+        Args:
+            runs: narrow the views to files of these runs.
+            steps: narrow the views to files that can hold these steps.
+        """
+        return session.connect(self.snapshot(), runs=runs, steps=steps)
+
+    def sql(self, statement: str) -> duckdb.DuckDBPyRelation:
+        """Run SQL; the answer has `.pl()`, `.df()`, `.fetchall()`, `.show()`.
+
+        Raises:
+            QueryError: if the statement does not run.
+        """
+        return statements.query(self.connect(), statement)
+
+    def scan(
+        self,
+        table: str,
+        run: str | Collection[str] | None = None,
+        steps: Collection[int] | None = None,
+    ) -> pl.LazyFrame:
+        """Return a table as a Polars LazyFrame, files of other runs and steps left out.
+
+        Raises:
+            SchemaError: if the lake has no such table.
+        """
+        runs = [run] if isinstance(run, str) else run
+        return frames.scan(self.snapshot(), table, runs, steps)
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Return a row per run: sizes, seeds, data set, last step, checkpoints, bytes."""
+        snapshot = self.snapshot()
+        rows = {row["run_id"]: row for row in snapshot.read("runs").to_pylist()}
+        return [_run_summary(snapshot, name, rows.get(name, {})) for name in snapshot.runs()]
+
+    def queries(self) -> list[Query]:
+        """Return the shipped queries."""
+        return library.list_queries()
+
+    def query(self, name: str, **parameters: Any) -> duckdb.DuckDBPyRelation:
+        """Run a shipped query by name.
+
+        Raises:
+            QueryError: for an unknown query, or a parameter that is missing or unknown.
+        """
+        texts = {key: str(value) for key, value in parameters.items()}
+        return library.run(self.connect(), library.get_query(name), texts)
+
+    def functions(self) -> list[dict[str, str]]:
+        """Return the tensor functions of SQL: name, signature, summary."""
+        return functions.functions()
+
+    def compute_metrics(
+        self,
+        metrics: Iterable[str] | None = None,
+        run: str | None = None,
+        table: str = "weights",
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Summary:
+        """Compute what is missing in the `metrics` table, and keep it.
+
+        Args:
+            metrics: names from `pico.metrics.names()`; by default all of one tensor.
+            run: one run; by default all.
+            table: `weights`, `gradients`, `activations` or `optimizer`.
+            on_progress: called with the tensors done and the tensors to do.
+
+        Raises:
+            MetricError: for an unknown metric.
+        """
+        names = None if metrics is None else list(metrics)
+        return materialize.compute(self.storage, run, names, table, on_progress)
+
+    def coverage(self, run: str) -> list[dict[str, Any]]:
+        """Return what is recorded of a run: table, number of steps, first, last, rows, bytes."""
+        snapshot = self.snapshot()
+        snapshot.check_run(run)
+        rows = []
+        for table in schema.tables():
+            files = snapshot.files(table, runs=[run])
+            files = [file for file in files if f"/run={run}/" in file.path]
+            steps = [s for f in files for s in (f.min_step, f.max_step) if s is not None]
+            if files:
+                rows.append(
+                    {
+                        "table": table,
+                        "files": len(files),
+                        "first_step": min(steps, default=None),
+                        "last_step": max(steps, default=None),
+                        "rows": sum(file.rows for file in files),
+                        "bytes": sum(file.bytes for file in files),
+                    }
+                )
+        return rows
+
+    # data ------------------------------------------------------------------------------------
+
+    def batch(self, run: str, step: int) -> np.ndarray[Any, Any]:
+        """Return the token ids that a step saw: `(sequences, seq_len + 1)`, in order.
+
+        Raises:
+            RecordError: if the step recorded no batch.
+        """
+        from pico.data.loader import SequenceReader
+
+        snapshot = self.snapshot()
+        snapshot.check_run(run)
+        rows = snapshot.read("batches", runs=[run], steps=[step])
+        rows = rows.sort_by([(key, "ascending") for key in ("rank", "micro_step", "position")])
+        datasets = set(rows["dataset"].to_pylist())
+        if len(datasets) != 1 or None in datasets:
+            raise RecordError(f"run {run!r} recorded no batch of one data set at step {step}")
+        reader = SequenceReader(snapshot, datasets.pop())
+        return reader.rows(rows["sequence_id"].to_pylist())
+
+    # training --------------------------------------------------------------------------------
+
+    def train(
+        self,
+        config: str | Mapping[str, Any] | RunConfig,
+        run: str,
+        overrides: Iterable[str] = (),
+        resume: Literal["auto", "never"] = "auto",
+        on_step: Callable[[Progress], None] = lambda progress: None,
+        on_data: Callable[[str, int, int | None], None] | None = None,
+    ) -> Outcome:
+        """Train a run into this lake; the lake is made if there is none.
+
+        Args:
+            config: a YAML file, a shipped name, a mapping or a resolved config.
+            run: name of the run.
+            overrides: `key=value` with dotted keys, such as `seeds.init=7`.
+            resume: `auto` goes on from the last checkpoint; `never` wants a new run.
+            on_step: called after each step.
+            on_data: called while the data set is made.
+
+        Raises:
+            ConfigError: with every problem of the config.
+            MissingExtraError: without the extra `train`.
+        """
+        resolved = config if isinstance(config, RunConfig) else configs.load(config, overrides)
+        try:
+            from pico.train.trainer import Trainer
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(str(error.name), "train") from None
+        return Trainer(self.storage, run, resolved, on_step, on_data).fit(resume)
+
+    def load_model(
+        self, run: str, step: int | None = None, model: nn.Module | None = None
+    ) -> nn.Module:
+        """Return a model with the weights of a run at a step (by default the last stored).
+
+        Raises:
+            RunNameError: if the lake has no such run.
+            RecordError: if the step has no weights.
+            MissingExtraError: without the extra `train`.
+        """
+        try:
+            from pico.evaluate import load
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(str(error.name), "train") from None
+        return load.load_model(self.snapshot(), run, step, model)
+
+
+def connect(
+    lake: str | Lake,
+    runs: Collection[str] | None = None,
+    steps: Collection[int] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> duckdb.DuckDBPyConnection:
+    """Return a DuckDB connection to a lake, with views and tensor functions; see `Lake.connect`."""
+    return _lake(lake, storage_options).connect(runs, steps)
+
+
+def load_model(
+    lake: str | Lake, run: str, step: int | None = None, model: nn.Module | None = None
+) -> nn.Module:
+    """Return a model with the weights of a run at a step; see `Lake.load_model`."""
+    return _lake(lake, None).load_model(run, step, model)
+
+
+def _lake(lake: str | Lake, storage_options: Mapping[str, Any] | None) -> Lake:
+    return lake if isinstance(lake, Lake) else Lake.open(lake, storage_options)
+
+
+def _run_summary(snapshot: Snapshot, name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    files = [file for file in snapshot.all_files() if f"/run={name}/" in file.path]
+    checkpoints = snapshot.read("checkpoints", ["global_step"], runs=[name])
+    scalars = [file.max_step for file in files if file.table == "scalars"]
+    config = json.loads(row.get("config") or "{}")
+    return {
+        "run": name,
+        "created_at": row.get("created_at"),
+        "family": row.get("family"),
+        "n_params": row.get("n_params"),
+        "dataset": row.get("dataset"),
+        "seed_init": row.get("seed_init"),
+        "seed_data": row.get("seed_data"),
+        "last_step": max((step for step in scalars if step is not None), default=None),
+        "max_steps": config.get("max_steps"),
+        "checkpoints": len(pa.compute.unique(checkpoints["global_step"])),
+        "files": len(files),
+        "bytes": sum(file.bytes for file in files),
+    }

@@ -1,0 +1,98 @@
+"""Progress bars for long work, on standard error.
+
+Used by the command line and the demo; nothing below them prints. On a terminal the bars move; in a
+log file a line is written now and then, so that somebody who looks later can see where the time
+went.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from pico.train.trainer import Progress as TrainingProgress
+
+_LINE_SECONDS = 10.0
+
+
+class TrainingBar:
+    """The bar of a training run: step, loss, held-out loss, tokens per second, time left."""
+
+    def __init__(self, run: str, max_steps: int) -> None:
+        """Prepare the bar of a run."""
+        self._run, self._max_steps = run, max_steps
+        self._is_terminal = sys.stderr.isatty()
+        self._last_line = time.monotonic()
+        self._heldout = ""
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=not self._is_terminal,
+        )
+        self._task = self._bar.add_task(run, total=max_steps, numbers="")
+
+    def __enter__(self) -> TrainingBar:
+        """Show the bar."""
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        """Leave the bar as it stands."""
+        self._bar.stop()
+
+    def on_step(self, progress: TrainingProgress) -> None:
+        """Show where the run stands after a step."""
+        if progress.heldout_loss is not None:
+            self._heldout = f"  held-out {progress.heldout_loss:.3f}"
+        speed = f"{progress.tokens_per_second:,.0f} tokens/s"
+        numbers = f"loss {progress.loss:.3f}{self._heldout}  {speed}"
+        self._bar.update(self._task, completed=progress.step, numbers=numbers)
+        self._line(f"{self._run}: step {progress.step} of {progress.max_steps}  {numbers}")
+
+    def on_data(self, message: str, done: int, total: int | None) -> None:
+        """Show what the preparation of the data set is doing."""
+        amount = f"{done:,} sequences" if done else ""
+        self._bar.update(self._task, numbers=f"{message}  {amount}")
+        self._line(f"{self._run}: {message}  {amount}")
+
+    def _line(self, text: str) -> None:
+        now = time.monotonic()
+        if not self._is_terminal and now - self._last_line >= _LINE_SECONDS:
+            self._last_line = now
+            print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def counting_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar of things done and to do; yields the function that moves it."""
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+        task = bar.add_task(what, total=None)
+
+        def move(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        yield move

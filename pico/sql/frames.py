@@ -1,0 +1,65 @@
+"""Tables of a lake as Polars LazyFrames, with the columns that the SQL views show.
+
+`Lake.scan` calls it. Files of other runs and steps are left out before anything is opened; what is
+left is scanned lazily, so that filters and projections reach the Parquet readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import polars as pl
+
+from pico import schema
+from pico.lake.log import Entry
+from pico.lake.snapshot import Snapshot
+
+
+def scan(
+    snapshot: Snapshot,
+    table: str,
+    runs: Collection[str] | None = None,
+    steps: Collection[int] | None = None,
+) -> pl.LazyFrame:
+    """Return the rows of a table as a LazyFrame.
+
+    Args:
+        snapshot: which files count.
+        table: name of the table.
+        runs: only these runs; by default all.
+        steps: only these steps; by default all.
+
+    Returns:
+        The stored columns, with `run`, `step`, `dataset`, `tokenizer` for the stored `run_id`,
+        `global_step`, `dataset_id`, `tokenizer_id`, and for tensor tables `tensor`, a struct of
+        `shape` and `value` (NULL for one part of a tensor that was split).
+    """
+    spec = schema.table(table)
+    files = snapshot.files(table, runs, steps)
+    frame = _scan_files(snapshot, files) if files else _empty(table)
+    renamed = {
+        column: key for key, column in schema.PATH_COLUMNS.items() if column in spec.column_names
+    }
+    frame = frame.rename(renamed)
+    if runs is not None and "run" in renamed.values():
+        frame = frame.filter(pl.col("run").is_in(list(runs)))
+    if steps is not None and "step" in renamed.values():
+        frame = frame.filter(pl.col("step").is_in(list(steps)))
+    if spec.kind == "tensor":
+        whole = (pl.col("n_parts") == 1) & pl.col("value").is_not_null()
+        frame = frame.with_columns(tensor=pl.when(whole).then(pl.struct("shape", "value")))
+    return frame
+
+
+def _scan_files(snapshot: Snapshot, files: Sequence[Entry]) -> pl.LazyFrame:
+    storage = snapshot.storage
+    if storage.folder is not None:
+        sources = [storage.folder / entry.path for entry in files]
+        return pl.scan_parquet(sources, hive_partitioning=False, glob=False)
+    return pl.scan_parquet([storage.read(entry.path) for entry in files], hive_partitioning=False)
+
+
+def _empty(table: str) -> pl.LazyFrame:
+    frame = pl.from_arrow(schema.table(table).arrow.empty_table())
+    assert isinstance(frame, pl.DataFrame)
+    return frame.lazy()
