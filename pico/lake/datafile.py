@@ -2,8 +2,8 @@
 
 `table` hands over row groups. The layout (DESIGN 3) is decided here: byte-stream-split zstd values,
 dictionaries on key strings, statistics on key columns only (DuckDB loses NaN rows where float
-statistics exclude them), a page index, files that roll at 256 MB. A write that fails adds nothing
-to its transaction.
+statistics exclude them), a page index, page checksums (our readers compare them), files that roll
+at 256 MB. A write that fails adds nothing to its transaction.
 """
 
 from __future__ import annotations
@@ -161,5 +161,6 @@ def _parquet_writer(sink: Sink, spec: TableSchema) -> pq.ParquetWriter:
         column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
         write_statistics=[name for name in STATISTICS if name in types],
         write_page_index=True,
+        write_page_checksum=True,
         use_content_defined_chunking=True,
     )

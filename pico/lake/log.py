@@ -69,7 +69,9 @@ def encode(entries: Iterable[Entry], metadata: Mapping[str, str]) -> bytes:
     table = schema.log().batch(columns)
     kept = {**(table.schema.metadata or {}), **{f"pico.{k}": v for k, v in metadata.items()}}
     sink = io.BytesIO()
-    pq.write_table(table.replace_schema_metadata(kept), sink, compression="zstd")
+    pq.write_table(
+        table.replace_schema_metadata(kept), sink, compression="zstd", write_page_checksum=True
+    )
     return sink.getvalue()
 
 
@@ -196,7 +198,7 @@ def consolidate(storage: Storage, stream: str, seq: int) -> None:
 
 def _decode(data: bytes, path: str) -> tuple[list[Entry], Mapping[bytes, bytes]]:
     try:
-        table = pq.read_table(pa.BufferReader(data))
+        table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
         schema.log().accepts(table.schema, path)
         rows: list[dict[str, Any]] = table.to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:

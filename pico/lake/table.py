@@ -192,8 +192,12 @@ def _sort_key(spec: TableSchema, keys: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _open(storage: Storage, entry: Entry) -> pq.ParquetFile:
-    file = pq.ParquetFile(storage.open(entry.path))
+    file = pq.ParquetFile(storage.open(entry.path), page_checksum_verification=True)
     schema.table(entry.table).accepts(file.schema_arrow, entry.path)
+    meta = file.metadata
+    n_rows = sum(meta.row_group(group).num_rows for group in range(meta.num_row_groups))
+    if not meta.num_rows == n_rows == entry.rows:
+        raise CorruptError(f"{entry.path} has {n_rows} rows, the log says {entry.rows}")
     return file
 
 
@@ -206,8 +210,7 @@ def _matching_rows(
     file = _guarded(entry, lambda: _open(storage, entry))
     for group in range(file.num_row_groups):
         read_group = file.read_row_group
-        keys = _guarded(entry, lambda g=group, r=read_group: r(g, columns=key_columns))  # type: ignore[misc]
-        rows = keys.to_pylist()
+        rows = _guarded(entry, lambda g=group, r=read_group: r(g, columns=key_columns).to_pylist())  # type: ignore[misc]
         wanted = [index for index, row in enumerate(rows) if keep(row)]
         if not wanted:
             continue

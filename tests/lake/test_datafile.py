@@ -1,0 +1,120 @@
+"""The layout of data files as pyarrow reports it (DESIGN 3)."""
+
+import io
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from pico import schema
+from pico.lake import table
+from pico.lake.codec import Tensor
+from pico.lake.commit import Stream
+from pico.lake.datafile import STATISTICS, _parquet_writer
+from pico.lake.snapshot import Snapshot
+from pico.lake.table import TensorRow
+
+KEYS = [(c, layer, f"{c}.{layer}") for c in ("q", "k") for layer in range(3)]
+
+
+@pytest.fixture
+def weights(memory) -> pq.ParquetFile:
+    """Six matrices of 48 KB, a large one, a few small ones without a component."""
+    rng = np.random.default_rng(0)
+
+    def row(name, size, **keys):
+        return TensorRow({"name": name, **keys}, Tensor.of(rng.normal(size=size).astype("f4")))
+
+    rows = [row(name, 12_000, component=c, layer=n) for c, n, name in reversed(KEYS)]
+    rows += [row("embed", 100_000, component="embed"), row("z", 5), row("a", ()), row("b", 0)]
+    with Stream(memory, "train.r") as stream:
+        transaction = stream.begin()
+        table.write_tensors(transaction, "weights", {"run": "r", "step": 1}, rows)
+        transaction.commit()
+    (entry,) = Snapshot.take(memory).files("weights")
+    return pq.ParquetFile(io.BytesIO(memory.read(entry.path)))
+
+
+def columns(file: pq.ParquetFile, group: int = 0):
+    meta = file.metadata.row_group(group)
+    return {meta.column(i).path_in_schema: meta.column(i) for i in range(meta.num_columns)}
+
+
+def test_rows_are_in_sort_order(weights):
+    rows = weights.read(columns=["component", "layer", "name"]).to_pylist()
+    assert [row["name"] for row in rows] == [
+        "embed",
+        *("k.0", "k.1", "k.2"),
+        *("q.0", "q.1", "q.2"),
+        *("a", "b", "z"),
+    ]
+
+
+def test_row_groups_hold_about_128_kb_and_a_large_tensor_alone(weights):
+    names = [
+        weights.read_row_group(group, columns=["name"])["name"].to_pylist()
+        for group in range(weights.num_row_groups)
+    ]
+    assert names == [["embed"], ["k.0", "k.1"], ["k.2", "q.0"], ["q.1", "q.2", "a", "b", "z"]]
+
+
+def test_values_are_byte_stream_split_and_zstd(weights):
+    value = columns(weights)["value.list.element"]
+    assert "BYTE_STREAM_SPLIT" in value.encodings
+    assert not {"PLAIN_DICTIONARY", "RLE_DICTIONARY"} & set(value.encodings)
+    assert value.physical_type == "FLOAT"
+    assert value.total_compressed_size < 0.95 * 400_000
+    assert {column.compression for column in columns(weights).values()} == {"ZSTD"}
+    assert "RLE_DICTIONARY" in columns(weights)["component"].encodings
+
+
+def test_statistics_stand_on_keys_only(weights):
+    found = {path for path, column in columns(weights).items() if column.is_stats_set}
+    assert found == {"run_id", "global_step", "name", "layer", "component"}
+    group = columns(weights, 1)
+    assert (group["name"].statistics.min, group["name"].statistics.max) == ("k.0", "k.1")
+
+
+def test_the_page_index_is_there(weights):
+    assert all(column.has_offset_index for column in columns(weights).values())
+    assert columns(weights)["name"].has_column_index
+    assert not columns(weights)["value.list.element"].has_column_index
+
+
+def test_the_file_says_what_it_is(weights):
+    assert weights.schema_arrow.metadata == {
+        b"pico.table": b"weights",
+        b"pico.schema_version": b"1",
+    }
+    assert weights.schema_arrow.equals(schema.table("weights").arrow)
+
+
+@pytest.mark.parametrize("name", schema.tables())
+def test_no_table_has_float_statistics_or_float16(name):
+    spec = schema.table(name)
+    kinds = {column.name: column.type for column in spec.columns}
+    assert not {kinds[key] for key in STATISTICS if key in kinds} - {
+        "string",
+        "int16",
+        "int32",
+        "int64",
+    }
+    examples = {"string": "a", "json": "{}", "binary": b"a", "bool": True, "timestamp": 0}
+    row = {
+        name: [[1] if kind.startswith("list<") else examples.get(kind, 1)]
+        for name, kind in kinds.items()
+    }
+    sink = io.BytesIO()
+    writer = _parquet_writer(sink, spec)
+    writer.write_table(spec.batch(row))
+    writer.close()
+    stored = pq.ParquetFile(sink)
+    assert "Float16" not in str(stored.schema)
+    assert stored.schema_arrow.equals(spec.arrow)
+    for path, column in columns(stored).items():
+        assert column.is_stats_set == (path in STATISTICS)
+
+
+def test_statistics_name_columns_that_exist():
+    known = {column for spec in schema.tables().values() for column in spec.column_names}
+    assert set(STATISTICS) <= known
