@@ -5,7 +5,7 @@ SHELL := bash
 .DELETE_ON_ERROR:
 
 # The first interpreter that runs and is new enough; `make PYTHON=… TARGET` names another.
-PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3; do \
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
 	&& { echo "$$python"; break; }; done)
 BIN := .venv/bin
