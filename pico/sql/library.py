@@ -159,11 +159,13 @@ def parse(path: Path) -> Query:
         raise QueryError(f"{path.name}, line {end + 1}: the header lacks '-- {missing[0]}: …'")
     if fields["name"] != path.stem:
         raise QueryError(f"{path.name}, line 1: the query is named {fields['name']!r}")
-    sql = "\n".join(lines[end:]).strip()
-    _check_placeholders(sql, parameters, path, end + 1)
+    body = "\n".join(lines[end:])
+    _check_placeholders(body, parameters, path, end + 1)
     returns = tuple(column.strip() for column in fields["returns"].split(","))
     declared = tuple(parameters.values())
-    return Query(fields["name"], fields["summary"], declared, returns, fields["example"], sql, text)
+    return Query(
+        fields["name"], fields["summary"], declared, returns, fields["example"], body.strip(), text
+    )
 
 
 def _parameter(value: str, where: str) -> Parameter:
