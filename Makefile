@@ -12,7 +12,8 @@ BIN := .venv/bin
 READY := .venv/.installed
 
 # One thread per process and a process per core: small tensors gain nothing from BLAS's own threads.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(or $(JOBS),auto) --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile \
+	--numprocesses $(or $(JOBS),auto) --maxprocesses 8
 
 .PHONY: help demo test test-slow check format bench schemas wheel-test clean
 

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -25,14 +26,13 @@ FENCE = re.compile(r"^```(?:bash|sh|console|shell)\n(.*?)^```", re.DOTALL | re.M
 CODE = re.compile(r"`([^`\n]+)`")
 
 
-def commands(command: typer.main.TyperGroup | object = None, path: str = "") -> Iterator[str]:
+def commands(group: Any = None) -> Iterator[str]:
     """Yield every command of `pico`: `sql`, `metrics list`, …."""
-    group = command or typer.main.get_command(app)
-    for name, child in group.commands.items():  # type: ignore[attr-defined]
-        if hasattr(child, "commands"):
-            yield from commands(child, f"{path}{name} ")
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        if hasattr(command, "commands"):
+            yield from (f"{name} {inner}" for inner in commands(command))
         else:
-            yield f"{path}{name}"
+            yield name
 
 
 def make_targets() -> set[str]:
@@ -81,9 +81,9 @@ def test_every_command_is_in_the_readme() -> None:
     assert not [name for name in commands() if f"pico {name}" not in readme]
 
 
-@pytest.mark.parametrize("name", pico.__all__)
-def test_every_public_name_is_in_the_readme(name: str) -> None:
-    assert re.search(rf"\b{name}\b", (ROOT / "README.md").read_text(encoding="utf-8"))
+def test_every_public_name_is_in_the_readme() -> None:
+    words = set(re.findall(r"\w+", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert not set(pico.__all__) - words
 
 
 def test_every_make_target_is_explained() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = sorted((ROOT / "pico").rglob("*.py"))
+SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "pico").rglob("*.py"))}
+TREES = {path: ast.parse(text) for path, text in SOURCES.items()}
 MAX_FILE_LINES = 350
 MAX_FUNCTION_LINES = 60
 NAMELESS = {"utils", "util", "helpers", "helper", "base", "manager", "common", "misc"}
@@ -29,8 +30,8 @@ def where(path: Path, node: ast.AST | None = None) -> str:
 
 
 def nodes() -> Iterator[tuple[Path, ast.AST]]:
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
             yield path, node
 
 
@@ -73,7 +74,7 @@ def test_there_is_something_to_check() -> None:
 
 
 def test_files_are_short() -> None:
-    lengths = {where(path): len(path.read_text("utf-8").splitlines()) for path in SOURCES}
+    lengths = {where(path): len(text.splitlines()) for path, text in SOURCES.items()}
     assert not {name: n for name, n in lengths.items() if n > MAX_FILE_LINES}
 
 
@@ -91,8 +92,7 @@ def test_files_are_named_for_what_they_hold() -> None:
 
 
 def test_every_file_says_what_it_is_for() -> None:
-    parsed = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
-    assert not [where(path) for path, module in parsed.items() if not ast.get_docstring(module)]
+    assert not [where(path) for path, module in TREES.items() if not ast.get_docstring(module)]
 
 
 def test_nothing_read_is_executed() -> None:
