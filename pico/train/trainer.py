@@ -34,12 +34,16 @@ from pico import models
 from pico.config import RunConfig
 from pico.data import corpus, order
 from pico.data.loader import Loader, SequenceReader
+from pico.lake.names import check_name
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.record import plan, probes
 from pico.record.probes import Probe
 from pico.record.recorder import Recorder
 from pico.train import checkpoint, optim
+
+CHECKPOINT_EVERY = 1000
+"""Steps between checkpoints where the `record` section does not say."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Trainer:
         on_step: Callable[[Progress], None] = lambda progress: None,
         on_data: Callable[[str, int, int | None], None] | None = None,
     ) -> None:
-        """Check the `record` section; nothing is read or written before `fit`.
+        """Check the name and the `record` section; nothing is read or written before `fit`.
 
         Args:
             storage: the lake's place.
@@ -86,8 +90,9 @@ class Trainer:
             on_step: called after every step.
             on_data: called while the data set is made, with a message, and done and total.
         """
-        plan.parse(config.record)
-        self._storage, self._run, self._config = storage, run, config
+        self._record = {"checkpoints": {"every": CHECKPOINT_EVERY}, **config.record}
+        plan.parse(self._record)
+        self._storage, self._run, self._config = storage, check_name(run), config
         self._on_step, self._on_data = on_step, on_data
         self._stop = False
         self._heldout_loss: float | None = None
@@ -170,7 +175,7 @@ class Trainer:
             self._run,
             self._model,
             self._optimizer,
-            config.record,
+            self._record,
             info=info,
             probes=self._probes(),
             max_steps=config.max_steps,
@@ -179,7 +184,7 @@ class Trainer:
 
     def _probes(self) -> list[Probe]:
         """Make the built-in probes that the `record` section asks for."""
-        asked = plan.parse(self._config.record)
+        asked = plan.parse(self._record)
         names = {item.probe for item in asked.activations if item.probe} | set(asked.probes)
         made = []
         for name in sorted(names & set(plan.PROBES)):
