@@ -194,8 +194,7 @@ class RunConfig:
     accelerator: Literal["auto", "cpu", "cuda", "gpu", "mps"] = "auto"
     """Lightning Fabric's accelerator."""
     record: Mapping[str, Any] = field(default_factory=dict)
-    """What is written to the lake and when; the grammar of `pico.Recorder`. Without `checkpoints`
-    there is one every 1000 steps."""
+    """What is written and when (see `pico.record.plan`); a checkpoint every 1000 steps at least."""
 
     def __post_init__(self) -> None:
         """Refuse a run of no steps and a context shorter than the sequences."""
