@@ -2,7 +2,10 @@
 
 A `Snapshot` is the union of all streams of the log; readers take one and read exactly its files, so
 that commits made meanwhile neither appear by halves nor move anything. `sql`, `record` and
-`evaluate` read through it.
+`evaluate` read through it. The same files are listed without this package by
+
+    SELECT path FROM read_parquet('LAKE/_log/*/*.parquet')
+    GROUP BY path HAVING bool_and(action = 'add') ORDER BY path
 """
 
 from __future__ import annotations

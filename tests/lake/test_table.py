@@ -366,7 +366,7 @@ def test_a_wrong_hash_is_found(local, commit_weights, monkeypatch):
     monkeypatch.setattr(Tensor, "content_hash", "0" * 32)
     commit_weights(local, {"w": np.zeros(2, np.float32)})
     monkeypatch.undo()
-    with pytest.raises(CorruptError, match="tensor 'w' in weights/.* content hash differs"):
+    with pytest.raises(CorruptError, match=r"tensor 'w' in weights/.* content hash differs"):
         stored(local)
     (row,) = table.read_tensors(local, Snapshot.take(local).files("weights"), verify=False)
     assert row.tensor.data.tolist() == [0.0, 0.0]

@@ -1,0 +1,227 @@
+import io
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pico.errors import CorruptError, PicoError, SchemaError
+from pico.lake import log, snapshot
+from pico.lake.commit import Stream
+from pico.lake.log import FANOUT, Entry
+from pico.lake.snapshot import Snapshot
+from pico.lake.storage import Storage
+
+
+def entry(number: int, action="add", **changes) -> Entry:
+    fields = {
+        "action": action,
+        "table": "scalars",
+        "path": f"scalars/run=r/{number}.parquet",
+        "rows": number,
+        "bytes": 10,
+        "hash": "00",
+        "schema_version": 1,
+        "min_step": None,
+        "max_step": None,
+        "txn": "t",
+    }
+    return Entry(**{**fields, **changes})
+
+
+def every_file(n_commits: int, stream: str = "s") -> list[str]:
+    """All files that a stream of so many commits has."""
+    paths = [log.commit_path(stream, seq) for seq in range(n_commits)]
+    for level in (1, 2, 3):
+        width = FANOUT**level
+        paths += [
+            f"_log/{stream}/level={level}/{last:012d}.parquet"
+            for last in range(width - 1, n_commits, width)
+        ]
+    return paths
+
+
+def held(path: str) -> range:
+    """The commits that one file holds."""
+    last = log.last_seq([path])
+    level = int(path.split("level=")[1][0]) if "level=" in path else 0
+    return range(last - FANOUT**level + 1, last + 1)
+
+
+@given(st.integers(0, 5000), st.data())
+def test_cover_holds_every_commit_once_whatever_copies_are_missing(n_commits, data):
+    paths = every_file(n_commits)
+    copies = [path for path in paths if "level=" in path]
+    missing = data.draw(st.sets(st.sampled_from(copies))) if copies else set()
+    present = data.draw(st.permutations(sorted(set(paths[-400:]) - missing)))
+    present += [path for path in paths[:-400] if path not in missing]
+    chosen = log.cover(present)
+    assert [seq for path in chosen for seq in held(path)] == list(range(n_commits))
+    assert log.first_gap(present) == -1
+    if not missing:
+        digits = sum(int(digit, 16) for digit in f"{n_commits % FANOUT**3:x}")
+        assert len(chosen) == digits + n_commits // FANOUT**3
+
+
+@given(st.integers(2, 600), st.data())
+def test_a_lost_commit_is_noticed(n_commits, data):
+    lost = data.draw(st.integers(0, n_commits - 2))
+    paths = [path for path in every_file(n_commits) if lost not in held(path)]
+    gap = log.first_gap(paths)
+    assert gap >= 0
+    assert lost in range(gap, n_commits)
+
+
+def commit_entries(storage, n: int, stream: str = "train.r") -> None:
+    with Stream(storage, stream) as opened:
+        for number in range(n):
+            transaction = opened.begin()
+            transaction.add(entry(number))
+            if number % 5 == 4:
+                transaction.take_away([entry(number - 1)], withdraw=number % 2 == 0)
+            transaction.commit()
+
+
+@pytest.fixture(scope="module")
+def long_lake(tmp_path_factory):
+    """A lake with 290 commits in one stream and a few in another; its data files are absent."""
+    storage = Storage(str(tmp_path_factory.mktemp("log") / "lake"))
+    commit_entries(storage, 290)
+    with Stream(storage, "derive.r.metrics") as stream:
+        transaction = stream.begin()
+        transaction.add(entry(1000))
+        transaction.take_away([entry(0)], withdraw=False)
+        transaction.commit()
+    return storage
+
+
+def test_level_files_say_what_the_commits_say(long_lake):
+    files = log.listed(long_lake, "train.r")
+    assert sorted(files) == sorted(every_file(290, "train.r"))
+    consolidated = log.LogReader(long_lake).stream("train.r")
+    raw = [e for seq in range(290) for e in log.read_commit(long_lake, "train.r", seq).entries]
+    assert consolidated == raw
+    assert len(raw) == 290 + 58
+
+
+def test_a_long_log_opens_with_few_reads(long_lake, monkeypatch):
+    n_reads = []
+    read = long_lake.read
+    monkeypatch.setattr(long_lake, "read", lambda path: n_reads.append(path) or read(path))
+    reader = log.LogReader(long_lake)
+    reader.entries()
+    assert len(n_reads) == 1 + 2 + 2 + 1  # 256 + 2 · 16 + 2, and the other stream
+    reader.entries()
+    assert len(n_reads) == 6
+
+
+SQL = """
+SELECT path FROM read_parquet('{lake}/_log/*/*.parquet')
+GROUP BY path HAVING bool_and(action = 'add') ORDER BY path
+"""
+
+
+def test_plain_sql_lists_the_same_files_as_a_snapshot(long_lake):
+    with duckdb.connect() as con:
+        found = [path for (path,) in con.sql(SQL.format(lake=long_lake.url)).fetchall()]
+    live = sorted(e.path for e in Snapshot.take(long_lake).all_files())
+    assert found == live
+    assert len(live) == 290 - 58 - 1 + 1
+
+
+def test_the_docstring_of_snapshot_shows_that_sql():
+    flat = " ".join(snapshot.__doc__.split())
+    assert " ".join(SQL.split()).replace("{lake}", "LAKE") in flat
+
+
+def test_a_commit_records_who_made_it(storage):
+    commit_entries(storage, 1)
+    (path,) = log.listed(storage, "train.r")
+    metadata = pq.read_schema(pa.BufferReader(storage.read(path))).metadata
+    assert metadata[b"pico.table"] == b"log"
+    assert metadata[b"pico.stream"] == b"train.r"
+    assert metadata[b"pico.epoch"] == b"1"
+    commit = log.read_commit(storage, "train.r", 0)
+    assert commit.txn == metadata[b"pico.txn"].decode() == commit.entries[0].txn
+
+
+def test_foreign_files_in_the_log_are_passed_over(local):
+    commit_entries(local, 2)
+    for name in (".DS_Store", "notes.parquet", "000000000007.parquet.claim", "level=x/0.parquet"):
+        local.put(f"_log/train.r/{name}", b"junk")
+    assert len(log.LogReader(local).entries()) == 2
+    commit_entries(local, 1)
+    assert len(log.listed(local, "train.r")) == 3
+
+
+def test_a_missing_commit_is_an_error_not_a_shorter_history(local):
+    commit_entries(local, 5)
+    local.delete([log.commit_path("train.r", 2)])
+    with pytest.raises(CorruptError, match=r"_log/train.r/000000000002.parquet is missing"):
+        Snapshot.take(local)
+
+
+def test_a_listing_that_overlaps_a_commit_is_repeated(local, monkeypatch):
+    commit_entries(local, 4)
+    whole = local.list
+    listings = iter([lambda files: [files[0], files[2]], lambda files: files])
+    monkeypatch.setattr(local, "list", lambda prefix: next(listings)(whole(prefix)))
+    assert len(log.LogReader(local).stream("train.r")) == 4
+
+
+def test_a_gap_is_never_copied_into_a_level_file(local):
+    commit_entries(local, 15)
+    local.delete([log.commit_path("train.r", 3)])
+    log.consolidate(local, "train.r", 15)
+    assert not [path for path in log.listed(local, "train.r") if "level=" in path]
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1PAR1", b"x" * 100])
+def test_a_damaged_log_file(local, data):
+    commit_entries(local, 1)
+    path = local.folder / log.commit_path("train.r", 0)
+    path.write_bytes(data)
+    with pytest.raises(CorruptError, match=r"log file _log/.* cannot be read") as caught:
+        Snapshot.take(local)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_flipped_byte_in_the_log_is_found_or_does_no_harm(local):
+    commit_entries(local, 1)
+    path = local.folder / log.commit_path("train.r", 0)
+    good, intact = path.read_bytes(), log.LogReader(local).entries()
+    for place in range(0, len(good), 7):
+        bad = bytearray(good)
+        bad[place] ^= 1 << place % 8
+        path.write_bytes(bad)
+        try:
+            assert log.LogReader(local).entries() == intact, place
+        except PicoError as error:
+            assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"path": "../../etc/x.parquet"}, "no data file of a lake"),
+        ({"path": "/etc/x.parquet"}, "no data file of a lake"),
+        ({"action": "delete"}, "unknown action 'delete'"),
+    ],
+)
+def test_a_hostile_log_is_refused(local, changes, message):
+    data = log.encode([entry(0, **changes)], {})
+    local.put(log.commit_path("train.r", 0), data)
+    with pytest.raises(CorruptError, match=message):
+        Snapshot.take(local)
+
+
+def test_a_log_of_another_version_is_refused(local):
+    rows = pq.read_table(pa.BufferReader(log.encode([entry(0)], {})))
+    newer = {**rows.schema.metadata, b"pico.schema_version": b"2"}
+    sink = io.BytesIO()
+    pq.write_table(rows.replace_schema_metadata(newer), sink)
+    local.put(log.commit_path("train.r", 0), sink.getvalue())
+    with pytest.raises(SchemaError, match="schema version '2' of table log"):
+        Snapshot.take(local)
