@@ -197,7 +197,11 @@ class Transaction:
             while self._sinks:
                 path, sink = next(iter(self._sinks.items()))
                 self._published.append(path)
-                sink.publish()
+                try:
+                    sink.publish()
+                except StorageError:
+                    self.stream.lease.check()  # who takes a stream over clears its staging
+                    raise
                 del self._sinks[path]
             self._is_unknown = True
             try:
@@ -236,7 +240,8 @@ def _parse(stream: str) -> tuple[str, str]:
     """Return a stream's kind and the run or data set that it belongs to."""
     kind, _, owner = stream.partition(".")
     if kind == "derive":
-        owner = owner.rpartition(".")[0]
+        owner, _, writer = owner.rpartition(".")
+        path_key(kind, writer)
     if kind not in ("train", "derive", "data"):
         raise RunNameError(
             f"no stream is named {stream!r}: train.RUN, derive.RUN.WRITER and data.DATASET are"

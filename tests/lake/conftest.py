@@ -1,5 +1,6 @@
 """A lake on each kind of store, and short ways to put something into it."""
 
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 
@@ -10,6 +11,12 @@ import pytest
 from pico.lake import codec, table
 from pico.lake.commit import Stream
 from pico.lake.storage import Storage
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch) -> None:
+    """Do not wait for fsync: only a power cut could tell the difference."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 @pytest.fixture

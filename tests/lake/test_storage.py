@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 import uuid
+from typing import ClassVar
 
 import duckdb
 import fsspec
@@ -126,7 +127,7 @@ def test_a_refused_link_is_not_taken_for_a_store_without_links(local, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.link", refuse)
-    with pytest.raises(StorageError, match="cannot write x of .*: .*No space left"):
+    with pytest.raises(StorageError, match=r"cannot write x of .*: .*No space left"):
         local.put_new("x", b"1")
     assert local.list("") == []
 
@@ -150,7 +151,7 @@ def test_a_listing_that_fails_is_not_an_empty_one(local, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr("os.scandir", refuse)
-    with pytest.raises(StorageError, match="cannot list a of .*Permission denied"):
+    with pytest.raises(StorageError, match=r"cannot list a of .*Permission denied"):
         local.list("a")
 
 
@@ -223,7 +224,7 @@ def test_a_missing_extra_is_named(absent_packages):
 
 
 def test_a_missing_package_without_an_extra_is_named(absent_packages):
-    with pytest.raises(LakeError, match="cannot open 'gs://bucket/lake': .*gcsfs"):
+    with pytest.raises(LakeError, match=r"cannot open 'gs://bucket/lake': .*gcsfs"):
         Storage("gs://bucket/lake")
 
 
@@ -247,8 +248,8 @@ class ObjectStore(MemoryFileSystem):
     """Memory as an object store: conditional PUT in the ways that real ones answer."""
 
     protocol = "objects"
-    store: dict = {}
-    pseudo_dirs = [""]
+    store: ClassVar[dict] = {}
+    pseudo_dirs: ClassVar[list] = [""]
     behaviour = "aws"
 
     @classmethod
