@@ -92,7 +92,7 @@ def compute(
         run: one run; by default all.
         metrics: names of metrics of one tensor; by default all of them.
         table: a tensor table.
-        progress: called with the numbers of tensors done and to do, after each tensor.
+        progress: called with the numbers of tensors done and to do, after each different tensor.
         workers: threads that compute; by default one per core.
 
     Raises:
@@ -100,24 +100,32 @@ def compute(
         RunNameError: for a run that the lake does not have.
         SchemaError: for a table that holds no tensors.
         LeaseError: when another process computes metrics of the same run.
-        CorruptError: for a damaged file; what was committed before it stays.
+        CorruptError, QueryError: for a damaged file; what was committed before it stays.
     """
     chosen = _choose(metrics)
     _check_table(table)
     reader = LogReader(storage)
     snapshot = Snapshot.take(storage, reader)
     runs = snapshot.runs() if run is None else [snapshot.check_run(run)]
-    total = Summary()
-    for work in _plan(snapshot, runs, table, chosen):
+    total, done = Summary(), 0
+    planned = _plan(snapshot, runs, table, chosen)
+    n_tensors = sum(work.n_tensors for work in planned)
+    for work in planned:
         if not work.rows:
             total += work.summary
             continue
+
+        def report(n: int, before: int = done) -> None:
+            if progress is not None:
+                progress(before + n, n_tensors)
+
         with Stream(storage, f"derive.{work.run}.metrics") as stream:
             # Under the lease: what another process has computed meanwhile is not missing any more,
             # and an identical tensor of the run before is known.
             now = Snapshot.take(storage, reader)
             (current,) = _plan(now, [work.run], table, chosen)
-            total += _Worker(stream, current, progress).run(now, workers or os.cpu_count() or 1)
+            total += _Worker(stream, current, report).run(now, workers or os.cpu_count() or 1)
+        done += work.n_tensors
     return total
 
 
@@ -141,6 +149,11 @@ class _Work:
     known: dict[str, dict[str, float]]
     """Values of identical tensors elsewhere in the lake, by hash and metric."""
     summary: Summary
+
+    @property
+    def n_tensors(self) -> int:
+        """Number of different tensors among the rows."""
+        return len({row.tensor_hash for row in self.rows})
 
 
 def _choose(names: Sequence[str] | None) -> list[registry.Metric]:
@@ -251,9 +264,8 @@ def _work(connection: duckdb.DuckDBPyConnection, run: str, table: str) -> _Work:
 class _Worker:
     """Computes what one run lacks, and commits it in batches."""
 
-    def __init__(self, stream: Stream, work: _Work, progress: Progress | None) -> None:
-        self._stream, self._work = stream, work
-        self._progress = progress or (lambda done, total: None)
+    def __init__(self, stream: Stream, work: _Work, report: Callable[[int], None]) -> None:
+        self._stream, self._work, self._report = stream, work, report
         self._equal: dict[str, list[_Row]] = {}
         for row in work.rows:
             self._equal.setdefault(row.tensor_hash, []).append(row)
@@ -297,7 +309,7 @@ class _Worker:
             self._reused += len(row.missing)
             self._pending += [self._metric_row(row, name, every[name]) for name in row.missing]
         self._done += 1
-        self._progress(self._done, len(self._equal))
+        self._report(self._done)
         waited = time.monotonic() - self._committed_at
         if len(self._pending) >= BATCH_ROWS or waited > BATCH_SECONDS:
             self._commit()

@@ -254,8 +254,9 @@ def test_batches_are_commits(
 
 def test_progress_reaches_its_total(new_lake: Callable[..., Storage]) -> None:
     seen: list[tuple[int, int]] = []
-    materialize.compute(new_lake(), progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(n + 1, 10) for n in range(10)]
+    storage = new_lake("lake", "first", "second")
+    materialize.compute(storage, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(n + 1, 20) for n in range(20)]
 
 
 def test_a_lake_in_memory(request: pytest.FixtureRequest) -> None:
