@@ -71,7 +71,7 @@ def train(
         typer.Option("--resume", help="auto: go on from the last checkpoint; never: a new run."),
     ] = "auto",
 ) -> None:
-    """Train a run into a lake; Ctrl-C finishes the step and commits."""
+    """Train a run into a lake; Ctrl-C finishes the step, commits, and exits with code 130."""
     from pico import Lake
     from pico import config as configs
     from pico.progress import TrainingBar
@@ -85,6 +85,8 @@ def train(
     began = "" if outcome.resumed_from is None else f" (resumed from {outcome.resumed_from})"
     ended = "stopped" if outcome.interrupted else "finished"
     _note(f"run {run} {ended} at step {outcome.steps}{began}; ask it: pico runs --lake {lake}")
+    if outcome.interrupted:
+        raise Exit(130)
 
 
 @app.command(epilog="Example:  pico runs --lake my-lake")

@@ -54,12 +54,14 @@ def state_dict(snapshot: Snapshot, run: str, step: int) -> dict[str, torch.Tenso
         )
     parameters = snapshot.read("parameters", runs=[run]).to_pylist()
     frozen = {row["name"] for row in parameters if not row["trainable"]}
-    state: dict[str, torch.Tensor] = {}
-    if frozen and step != steps[0]:
-        first = snapshot.tensors("weights", run, steps[0], lambda keys: keys["name"] in frozen)
-        state |= {row.keys["name"]: to_torch(row.tensor) for row in first}
     stored = snapshot.tensors("weights", run, step)
-    state |= {row.keys["name"]: to_torch(row.tensor) for row in stored}
+    state = {row.keys["name"]: to_torch(row.tensor) for row in stored}
+    for earlier in steps[: steps.index(step)]:
+        missing = frozen - set(state)
+        if not missing:
+            break
+        found = snapshot.tensors("weights", run, earlier, lambda k, m=missing: k["name"] in m)  # type: ignore[misc]
+        state |= {row.keys["name"]: to_torch(row.tensor) for row in found}
     for row in parameters:
         if row["alias_of"] in state:
             state[row["name"]] = state[row["alias_of"]]
@@ -98,7 +100,9 @@ def load_model(
         sizes = configs.load(row["config"]).model
         model = models.build(sizes, row["vocab_size"], seed=0)
     try:
-        model.to(next(iter(state.values())).dtype)
+        for name, value in (*model.named_parameters(), *model.named_buffers()):
+            if name in state:
+                value.data = value.data.to(state[name].dtype)
         model.load_state_dict(state)
     except RuntimeError as error:
         raise RecordError(

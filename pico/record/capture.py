@@ -6,7 +6,7 @@ belongs to one run; it remembers what it took at which step, so that nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import nn
@@ -47,7 +47,9 @@ class Capture:
         self._taken_at: dict[str, int] = {}
         embeddings = [i.name for i in self.parameters.values() if i.component == "embed"]
         self._reader = embeddings[0].rpartition(".")[0] if embeddings else ""
-        self._frozen_stored = resumed
+        once = plan.frozen == "once"
+        self._frozen = {i.name for i in self.parameters.values() if once and not i.trainable}
+        self._stored_once = set(self._frozen) if resumed else set()
         self._taps: Taps | None = None
         self._gradients: list[TensorRow] = []
 
@@ -70,26 +72,24 @@ class Capture:
         if not (due or whole) or already:
             return []
         self._taken_at[table] = step
-        return self._take(table, lambda name: whole or wants.matches(name))
+        rows = self._take(table, lambda name: whole or wants.matches(name))
+        if table == "weights":
+            self._stored_once |= {row.keys["name"] for row in rows} & self._frozen
+        return rows
 
     def _take(self, table: str, wanted: Callable[[str], bool]) -> list[TensorRow]:
         if table == "weights":
-            rows = hooks.weights(
-                self._model, self.parameters, lambda n: wanted(n) and not self._is_settled(n)
+            thawed = {n for n, p in self._model.named_parameters() if p.requires_grad}
+            self._frozen -= thawed
+            settled = self._frozen & self._stored_once
+            return hooks.weights(
+                self._model, self.parameters, lambda n: wanted(n) and n not in settled
             )
-            self._frozen_stored = True
-            return rows
         if table == "gradients":
             return hooks.gradients(self._model, self.parameters, wanted)
         if self._optimizer is None:
             return []
         return hooks.optimizer_state(self._optimizer, self._model, self.parameters, wanted)
-
-    def _is_settled(self, name: str) -> bool:
-        """Whether a tensor is frozen and stands in the lake already."""
-        info = self.parameters.get(name)
-        frozen = info is not None and not info.trainable
-        return frozen and self._frozen_stored and self._plan.frozen == "once"
 
     def _probe_activations(self, step: int, is_last: bool) -> list[TensorRow]:
         rows = []
@@ -120,15 +120,13 @@ class Capture:
         """Set the hooks that the coming batch needs."""
         points = self._due_points(None, step, is_last)
         if points or self._plan.gradients.schedule.wants(step, is_last):
-            self._taps = Taps(self._model, points, self._reader)
+            self._taps = Taps(self._model, points, self._reader, is_training=True)
 
-    def take_gradients(self, step: int, is_last: bool, stage: str) -> bool:
-        """Copy the gradients if they are due at this stage; says whether they were."""
+    def take_gradients(self, step: int, is_last: bool, stage: str) -> None:
+        """Copy the gradients if they are due at this stage."""
         wants = self._plan.gradients
-        if stage not in wants.stages or not wants.schedule.wants(step, is_last):
-            return False
-        self._gradients += _staged(self._take("gradients", wants.matches), stage)
-        return True
+        if stage in wants.stages and wants.schedule.wants(step, is_last):
+            self._gradients += _staged(self._take("gradients", wants.matches), stage)
 
     def close_step(
         self, dataset: str | None, sequence_ids: Sequence[int]
@@ -153,12 +151,16 @@ class Capture:
 
     # statistics ------------------------------------------------------------------------------
 
-    def for_statistics(self, table: str, step: int) -> list[TensorRow]:
-        """Return tensors whose statistics alone are due at `step`."""
+    def for_statistics(
+        self, table: str, step: int, is_last: bool, counted: Collection[str]
+    ) -> list[TensorRow]:
+        """Return tensors whose statistics alone are due at `step`; not those of names `counted`."""
         wants = self._plan.tensor_stats.get(table)
-        if wants is None or not wants.schedule.wants(step):
+        if wants is None or not wants.schedule.wants(step, is_last):
             return []
-        rows = self._take(table, wants.matches)
+        if table == "gradients":
+            counted = {row.keys["name"] for row in self._gradients}
+        rows = self._take(table, lambda name: wants.matches(name) and name not in counted)
         return _staged(rows, "raw") if table == "gradients" else rows
 
     # sites -----------------------------------------------------------------------------------

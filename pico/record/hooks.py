@@ -83,7 +83,13 @@ class TapPoint:
 class Taps:
     """Hooks on a model that collect activations of every forward pass until removed."""
 
-    def __init__(self, model: nn.Module, points: Sequence[TapPoint], reader: str = "") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        points: Sequence[TapPoint],
+        reader: str = "",
+        is_training: bool = False,
+    ) -> None:
         """Register one hook per point, and one that notes the input's token ids.
 
         Args:
@@ -91,6 +97,7 @@ class Taps:
             points: where to collect.
             reader: name of the module that is given the token ids, by default the whole model;
                 the embedding is safer, because a loss may call only parts of a model.
+            is_training: leave out passes without gradient, such as a held-out evaluation.
         """
         modules = dict(model.named_modules())
         self._collected: dict[SitePoint, list[torch.Tensor]] = {tap.point: [] for tap in points}
@@ -98,6 +105,7 @@ class Taps:
         self._taken: dict[SitePoint, list[int] | None] = {}
         self._hash = xxhash.xxh3_128()
         self._saw_input = False
+        self._is_training = is_training
         self._handles = [
             modules[reader].register_forward_pre_hook(self._note_input, with_kwargs=True)
         ]
@@ -146,7 +154,14 @@ class Taps:
             rows.append(TensorRow(keys, to_host(stacked)))
         return rows
 
+    @property
+    def _is_aside(self) -> bool:
+        """Whether the forward pass under way is none of those that are collected."""
+        return self._is_training and not torch.is_grad_enabled()
+
     def _note_input(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._is_aside:
+            return
         for value in (*args, *kwargs.values()):
             if isinstance(value, torch.Tensor) and not value.is_floating_point():
                 self._hash.update(hash_bytes(value))
@@ -166,6 +181,8 @@ class Taps:
         return hook
 
     def _collect(self, point: SitePoint, value: Any) -> None:
+        if self._is_aside:
+            return
         if isinstance(value, (tuple, list)):
             value = next((item for item in value if isinstance(item, torch.Tensor)), None)
         if not isinstance(value, torch.Tensor):

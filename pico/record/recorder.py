@@ -33,7 +33,7 @@ from pico.record import probes as probe_store
 from pico.record import rng, rows, runs
 from pico.record.capture import STATE_TABLES, Capture
 from pico.record.probes import Probe
-from pico.record.rows import RowBuffer
+from pico.record.rows import RowBuffer, StatsLedger
 from pico.record.writer import QUEUE_BYTES, BackgroundWriter
 
 
@@ -100,11 +100,12 @@ class Recorder:
         self._optimizer, self._scheduler, self._max_steps = optimizer, scheduler, max_steps
         self._tokens_per_step = (info or {}).get("tokens_per_step")
         self._capture = Capture(self._plan, model, optimizer, probes, resume_from is not None)
-        self._rows, self._stats = RowBuffer(run), RowBuffer(run)
+        self._rows, self._stats, self._ledger = RowBuffer(run), RowBuffer(run), StatsLedger()
         self._notes = _BatchNotes()
-        self._checkpoint_at: int | None = resume_from
+        self._checkpoint_at = self._resumed_at = resume_from
         self._closed = False
         storage = _storage_of(lake, storage_options)
+        runs.check_free(storage, run, or_resumed=resume_from is not None)
         for probe in probes:
             probe_store.store(storage, probe)
         self._stream = runs.open_stream(storage, run, resume_from)
@@ -188,8 +189,8 @@ class Recorder:
         self._notes.gradients_seen = True
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         self._notes.param_groups = [runs.group_row(i, group) for i, group in enumerate(groups)]
-        if not self._capture.take_gradients(self.step_number, self._is_last_batch, "raw"):
-            self._put_statistics("gradients")
+        self._capture.take_gradients(self.step_number, self._is_last_batch, "raw")
+        self._put_statistics("gradients", self._is_last_batch)
 
     def after_clipping(self) -> None:
         """Take the gradients again as stage `clipped`, where the plan asks for it."""
@@ -271,14 +272,15 @@ class Recorder:
     def _record_state(self, is_last: bool = False, unplanned: bool = False) -> bool:
         """Take and commit what is due of the state at the current step; says whether any was."""
         step = self.step_number
+        if step == self._resumed_at:  # the checkpoint holds it
+            return False
         is_last = is_last or step == self._max_steps
         whole = unplanned or self._plan.checkpoints.wants(step, is_last)
         taken = self._capture.state(step, is_last, whole)
         for table, tensors in taken.items():
             self._put_tensors(table, tensors)
         for table in STATE_TABLES:
-            if table not in taken:
-                self._put_statistics(table)
+            self._put_statistics(table, is_last)
         if whole and self._checkpoint_at != step:
             self._checkpoint_at = step
             self._rows.add("checkpoints", step, [self._checkpoint_row(not unplanned)])
@@ -307,27 +309,25 @@ class Recorder:
         if self._plan.batches:
             self._rows.add("batches", self.step_number, notes.batches)
 
-    def _put_tensors(self, table: str, tensors: list[TensorRow]) -> None:
+    def _put_tensors(self, table: str, tensors: list[TensorRow], stored: bool = True) -> None:
         step = self.step_number
         partition = {"run": self.run, "step": step}
+        counted = self._ledger.enter(table, step, tensors)
 
         def job(transaction: Transaction) -> None:
-            write_tensors(transaction, table, partition, tensors)
-            stats = [rows.stats_row(table, row, stored=True) for row in tensors]
-            self._stats.add("tensor_stats", step, stats)
-
-        self._writer.put(job, sum(row.tensor.data.nbytes for row in tensors))
-
-    def _put_statistics(self, table: str) -> None:
-        step = self.step_number
-        tensors = self._capture.for_statistics(table, step)
-
-        def job(transaction: Transaction) -> None:
-            stats = [rows.stats_row(table, row, stored=False) for row in tensors]
+            if stored:
+                write_tensors(transaction, table, partition, tensors)
+            stats = [rows.stats_row(table, row, stored) for row in counted]
             self._stats.add("tensor_stats", step, stats)
 
         if tensors:
             self._writer.put(job, sum(row.tensor.data.nbytes for row in tensors))
+
+    def _put_statistics(self, table: str, is_last: bool) -> None:
+        step = self.step_number
+        counted = self._ledger.names(table, step)
+        tensors = self._capture.for_statistics(table, step, is_last, counted)
+        self._put_tensors(table, tensors, stored=False)
 
     def _commit(self) -> None:
         caused = self._rows.take()

@@ -39,6 +39,32 @@ class RowBuffer:
         return rows
 
 
+class StatsLedger:
+    """Which tensors have a `tensor_stats` row at the current step, so that none gets two."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._step = -1
+        self._keys: set[tuple[Any, ...]] = set()
+
+    def names(self, table: str, step: int) -> set[str]:
+        """Return the names of a table's tensors that have a row at `step`."""
+        return {key[1] for key in self._at(step) if key[0] == table}
+
+    def enter(self, table: str, step: int, tensors: Sequence[TensorRow]) -> list[TensorRow]:
+        """Return the tensors that have no row at `step` yet, and note that they get one."""
+        known = self._at(step)
+        keys = [(table, *(row.keys.get(key) for key in _STATS_KEYS)) for row in tensors]
+        fresh = [row for row, key in zip(tensors, keys, strict=True) if key not in known]
+        known.update(keys)
+        return fresh
+
+    def _at(self, step: int) -> set[tuple[Any, ...]]:
+        if step != self._step:
+            self._step, self._keys = step, set()
+        return self._keys
+
+
 def stats_row(table: str, row: TensorRow, stored: bool) -> dict[str, Any]:
     """Return the `tensor_stats` row of a tensor; `stored` says that the lake holds the tensor."""
     array = row.tensor.to_numpy()

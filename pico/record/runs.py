@@ -44,26 +44,36 @@ def open_stream(storage: Storage, run: str, resume_from: int | None) -> Stream:
         LeaseError: if another process is recording the run.
         RecordError: if there is no checkpoint at `resume_from`.
     """
+    check_free(storage, run, or_resumed=True)
+    stream = Stream(storage, f"train.{run}")
+    try:
+        check_free(storage, run, or_resumed=resume_from is not None)
+        if resume_from is not None:
+            _withdraw_after(stream, run, resume_from)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def check_free(storage: Storage, run: str, or_resumed: bool) -> None:
+    """Refuse a run's name that is malformed or taken; `or_resumed` allows the run itself.
+
+    Raises:
+        RunNameError: saying which.
+    """
     check_name(run)
-    taken = _runs(storage)
+    taken = Snapshot.take_or_empty(storage).runs()
     twin = next((name for name in taken if name.lower() == run.lower() and name != run), None)
     if twin is not None:
         raise RunNameError(
             f"run {run!r} differs from run {twin!r} in case only; choose another name"
         )
-    stream = Stream(storage, f"train.{run}")
-    try:
-        if resume_from is not None:
-            _withdraw_after(stream, run, resume_from)
-        elif run in _runs(storage):
-            raise RunNameError(
-                f"run {run!r} is in {storage.url} already; resume it (--resume auto) "
-                "or choose another name"
-            )
-    except BaseException:
-        stream.close()
-        raise
-    return stream
+    if run in taken and not or_resumed:
+        raise RunNameError(
+            f"run {run!r} is in {storage.url} already; resume it (--resume auto) "
+            "or choose another name"
+        )
 
 
 def describe(
@@ -153,10 +163,6 @@ def _withdraw_after(stream: Stream, run: str, step: int) -> None:
     if later:
         transaction.take_away([*later, *derived], withdraw=True)
     transaction.commit()
-
-
-def _runs(storage: Storage) -> list[str]:
-    return Snapshot.take_or_empty(storage).runs()
 
 
 def _installed() -> bool:

@@ -7,18 +7,18 @@ weights, optimizer state and generator states; there is no other file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from pico import config as configs
 from pico.config import RunConfig
-from pico.errors import ConfigError, RecordError
+from pico.errors import ConfigError, DataError, RecordError
 from pico.evaluate import load
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
-from pico.record import rng
+from pico.record import rng, runs
 from pico.record.tensors import to_torch
 
 _FREE_TO_CHANGE = ("max_steps", "record", "evaluate", "accelerator", "batch.micro_size")
@@ -43,6 +43,19 @@ def last_checkpoint(storage: Storage, run: str) -> int | None:
     return int(max(steps))
 
 
+def starting_step(
+    storage: Storage, run: str, resume: Literal["auto", "never"] = "auto"
+) -> int | None:
+    """Return the step at which training goes on; None for a run that begins.
+
+    Raises:
+        RunNameError: if the name is malformed, or taken by a run that is not to be resumed.
+        RecordError: if the run is there but has no checkpoint to go on from.
+    """
+    runs.check_free(storage, run, resume == "auto")
+    return last_checkpoint(storage, run) if resume == "auto" else None
+
+
 def check_config(storage: Storage, run: str, config: RunConfig) -> None:
     """Refuse to resume a run whose config differs in what decides the arithmetic.
 
@@ -61,6 +74,20 @@ def check_config(storage: Storage, run: str, config: RunConfig) -> None:
     if differing:
         raise ConfigError(
             f"run {run!r} cannot be resumed with another config: {'; '.join(differing)}"
+        )
+
+
+def check_dataset(storage: Storage, run: str, dataset: str) -> None:
+    """Refuse to resume a run whose text has changed since, so that its data set is another one.
+
+    Raises:
+        DataError: naming both data sets.
+    """
+    before = load.run_row(Snapshot.take(storage), run)["dataset"]
+    if before != dataset:
+        raise DataError(
+            f"run {run!r} was trained on data set {before!r}, but data.source now gives "
+            f"{dataset!r}: its text has changed; bring it back, or begin a new run"
         )
 
 

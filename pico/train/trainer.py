@@ -108,18 +108,19 @@ class Trainer:
             ConfigError: if the run was begun with another config.
             DataError: if the text cannot be used.
             LeaseError: if another process trains this run.
+            RunNameError: if the name is malformed, or taken.
         """
-        last = checkpoint.last_checkpoint(self._storage, self._run)
-        start = last if resume == "auto" else None
+        start = checkpoint.starting_step(self._storage, self._run, resume)
         if start is not None:
             checkpoint.check_config(self._storage, self._run, self._config)
         if start is not None and start >= self._config.max_steps:
             return Outcome(self._run, start, start, False, None)
         self._set_up()
         if start is not None:
+            checkpoint.check_dataset(self._storage, self._run, self._corpus.dataset)
             checkpoint.restore(self._storage, self._run, start, self._model, self._optimizer)
         with self._recorder(start) as recorder, self._finish_step_on_signal():
-            if start is None:
+            if start is None or self._is_due(start):
                 self._evaluate(recorder)
             while recorder.step_number < self._config.max_steps and not self._stop:
                 self._train_step(recorder)
