@@ -211,7 +211,7 @@ def markdown() -> str:
     for schema in [*tables().values(), log()]:
         lines += ["", f"## `{schema.name}` (version {schema.version})", "", schema.description, ""]
         lines += [
-            f"Path: `{'/'.join(f'{key}=…' for key in schema.partition)}`. "
+            f"Path: `{_path_form(schema)}`. "
             f"Primary key: `{', '.join(schema.primary_key)}`.",
             "",
         ]
@@ -222,6 +222,12 @@ def markdown() -> str:
             for c in schema.columns
         ]
     return "\n".join(lines) + "\n"
+
+
+def _path_form(schema: TableSchema) -> str:
+    if schema.kind == "log":
+        return "_log/STREAM/COMMIT.parquet"
+    return "/".join([schema.name, *(f"{key}=…" for key in schema.partition), "….parquet"])
 
 
 def _read(name: str) -> TableSchema:
