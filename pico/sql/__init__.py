@@ -7,7 +7,8 @@ Nothing here imports torch.
 """
 
 from pico.sql.library import Query, get_query, list_queries, run
-from pico.sql.materialize import Summary, compute
+from pico.sql.materialize import compute
+from pico.sql.missing import Summary
 from pico.sql.session import connect
 from pico.sql.statements import fetch, query
 

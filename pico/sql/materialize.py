@@ -12,17 +12,12 @@ float32, for every type that float32 holds exactly (not float64 and large intege
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeAlias
-
-import duckdb
-import pyarrow as pa
 
 from pico import metrics as tensor_metrics
 from pico import schema
@@ -33,7 +28,9 @@ from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.lake.table import TensorRow, read_tensors, write_rows
 from pico.metrics import registry
-from pico.sql import session, statements
+from pico.sql.missing import DETAILS, QUALIFIERS, Keys, Row, Summary, Work, plan
+
+__all__ = ["Summary", "compute"]
 
 BATCH_ROWS = 4096
 """Metric values after which a commit is made, …"""
@@ -41,40 +38,6 @@ BATCH_SECONDS = 30.0
 """… and the time after which it is made with fewer."""
 
 Progress: TypeAlias = Callable[[int, int], None]
-_Keys: TypeAlias = tuple[Any, ...]  # step, name, and the qualifiers
-
-_QUALIFIERS = ("site", "state", "stage", "probe")
-_DETAILS = ("layer", "component", "param")
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What a call of `compute` found and did, in metric values."""
-
-    computed: int = 0
-    """Summary from a tensor."""
-    reused: int = 0
-    """Taken from an identical tensor of another step, run or name."""
-    present: int = 0
-    """There already."""
-    skipped: int = 0
-    """Not defined: a metric of matrices for a vector, or complex numbers."""
-
-    def __str__(self) -> str:
-        """Say it in a line, for people."""
-        return (
-            f"{self.computed} values computed, {self.reused} taken from identical tensors, "
-            f"{self.present} there already, {self.skipped} not defined for their tensor"
-        )
-
-    def __add__(self, other: Summary) -> Summary:
-        """Add up the counts of two runs."""
-        return Summary(
-            self.computed + other.computed,
-            self.reused + other.reused,
-            self.present + other.present,
-            self.skipped + other.skipped,
-        )
 
 
 def compute(
@@ -108,7 +71,7 @@ def compute(
     snapshot = Snapshot.take(storage, reader)
     runs = snapshot.runs() if run is None else [snapshot.check_run(run)]
     total, done = Summary(), 0
-    planned = _plan(snapshot, runs, table, chosen)
+    planned = plan(snapshot, runs, table, chosen)
     n_tensors = sum(work.n_tensors for work in planned)
     for work in planned:
         if not work.rows:
@@ -123,37 +86,10 @@ def compute(
             # Under the lease: what another process has computed meanwhile is not missing any more,
             # and an identical tensor of the run before is known.
             now = Snapshot.take(storage, reader)
-            (current,) = _plan(now, [work.run], table, chosen)
+            (current,) = plan(now, [work.run], table, chosen)
             total += _Worker(stream, current, report).run(now, workers or os.cpu_count() or 1)
         done += work.n_tensors
     return total
-
-
-@dataclass
-class _Row:
-    """A stored tensor, and the metrics of it that are missing."""
-
-    keys: _Keys
-    details: _Keys
-    tensor_hash: str
-    missing: list[str]
-
-
-@dataclass
-class _Work:
-    """What one run lacks in one table."""
-
-    run: str
-    table: str
-    rows: list[_Row]
-    known: dict[str, dict[str, float]]
-    """Values of identical tensors elsewhere in the lake, by hash and metric."""
-    summary: Summary
-
-    @property
-    def n_tensors(self) -> int:
-        """Number of different tensors among the rows."""
-        return len({row.tensor_hash for row in self.rows})
 
 
 def _choose(names: Sequence[str] | None) -> list[registry.Metric]:
@@ -178,95 +114,12 @@ def _check_table(table: str) -> None:
         )
 
 
-_TENSORS = """
-CREATE OR REPLACE TEMP TABLE asked AS
-SELECT step, name, {qualifiers}, layer, component, param, content_hash AS tensor_hash, metric,
-    dtype NOT LIKE 'complex%' AND (len(shape) >= 2 OR NOT needs_matrix) AS defined
-FROM {table}, wanted
-WHERE run = $run AND part = 0
-"""
-_KEPT = """
-CREATE TEMP TABLE kept AS
-SELECT run, step, table_name, name, site, state, stage, probe, metric, tensor_hash, value
-FROM metrics SEMI JOIN wanted
-    ON metrics.metric = wanted.metric AND metrics.metric_version = wanted.version
-WHERE head IS NULL AND args IS NULL AND ref_run IS NULL AND ref_step IS NULL AND ref_name IS NULL
-"""
-_MISSING = """
-CREATE OR REPLACE TEMP TABLE missing AS
-SELECT step, name, site, state, stage, probe, layer, component, param, tensor_hash,
-    list(metric ORDER BY metric) AS metrics
-FROM asked ANTI JOIN kept
-    ON kept.run = $run
-    AND kept.table_name = $table
-    AND kept.step = asked.step
-    AND kept.name = asked.name
-    AND kept.site IS NOT DISTINCT FROM asked.site
-    AND kept.state IS NOT DISTINCT FROM asked.state
-    AND kept.stage IS NOT DISTINCT FROM asked.stage
-    AND kept.probe IS NOT DISTINCT FROM asked.probe
-    AND kept.metric = asked.metric
-    AND kept.tensor_hash = asked.tensor_hash
-WHERE defined
-GROUP BY ALL
-"""
-_KNOWN = """
-SELECT tensor_hash, metric, any_value(value)
-FROM kept SEMI JOIN missing USING (tensor_hash)
-WHERE value IS NOT NULL
-GROUP BY ALL
-"""
-_COUNTS = "SELECT count(*) FILTER (WHERE defined), count(*) FILTER (WHERE NOT defined) FROM asked"
-
-
-def _plan(
-    snapshot: Snapshot, runs: Sequence[str], table: str, chosen: Sequence[registry.Metric]
-) -> list[_Work]:
-    """Find what is missing; reads keys and hashes, never a value of a tensor."""
-    columns = schema.table(table).column_names
-    qualifiers = [q if q in columns else f"CAST(NULL AS VARCHAR) AS {q}" for q in _QUALIFIERS]
-    wanted = pa.table(
-        {
-            "metric": pa.array([metric.name for metric in chosen], pa.string()),
-            "version": pa.array([metric.version for metric in chosen], pa.int32()),
-            "needs_matrix": pa.array([metric.needs_matrix for metric in chosen], pa.bool_()),
-        }
-    )
-    connection = session.connect(snapshot)
-    found = []
-    with contextlib.closing(connection), statements.guarded():
-        connection.register("wanted", wanted)
-        connection.execute(_KEPT)
-        for run in runs:
-            tensors = _TENSORS.format(qualifiers=", ".join(qualifiers), table=table)
-            connection.execute(tensors, {"run": run})
-            connection.execute(_MISSING, {"run": run, "table": table})
-            found.append(_work(connection, run, table))
-    return found
-
-
-def _work(connection: duckdb.DuckDBPyConnection, run: str, table: str) -> _Work:
-    """Collect what `_plan` has found for one run."""
-    rows = [
-        _Row(tuple(row[:6]), tuple(row[6:9]), row[9], list(row[10]))
-        for row in connection.execute("FROM missing ORDER BY ALL").fetchall()
-    ]
-    known: dict[str, dict[str, float]] = {}
-    for tensor_hash, metric, value in connection.execute(_KNOWN).fetchall():
-        known.setdefault(tensor_hash, {})[metric] = value
-    ((n_defined, n_undefined),) = connection.execute(_COUNTS).fetchall()
-    n_missing = sum(len(row.missing) for row in rows)
-    return _Work(
-        run, table, rows, known, Summary(present=n_defined - n_missing, skipped=n_undefined)
-    )
-
-
 class _Worker:
     """Computes what one run lacks, and commits it in batches."""
 
-    def __init__(self, stream: Stream, work: _Work, report: Callable[[int], None]) -> None:
+    def __init__(self, stream: Stream, work: Work, report: Callable[[int], None]) -> None:
         self._stream, self._work, self._report = stream, work, report
-        self._equal: dict[str, list[_Row]] = {}
+        self._equal: dict[str, list[Row]] = {}
         for row in work.rows:
             self._equal.setdefault(row.tensor_hash, []).append(row)
         self._pending: list[dict[str, Any]] = []
@@ -275,7 +128,7 @@ class _Worker:
 
     def run(self, snapshot: Snapshot, n_workers: int) -> Summary:
         """Do the work; returns what was done and what needed nothing."""
-        to_read: dict[_Keys, list[str]] = {}
+        to_read: dict[Keys, list[str]] = {}
         for tensor_hash, rows in self._equal.items():
             known = self._work.known.get(tensor_hash, {})
             names = sorted({name for row in rows for name in row.missing} - known.keys())
@@ -291,7 +144,7 @@ class _Worker:
         return done + self._work.summary
 
     def _tensors(
-        self, snapshot: Snapshot, to_read: Mapping[_Keys, list[str]]
+        self, snapshot: Snapshot, to_read: Mapping[Keys, list[str]]
     ) -> Iterator[tuple[TensorRow, list[str]]]:
         """Read the tensors that must be computed, one at a time, each from its row group."""
         steps = {keys[0] for keys in to_read}
@@ -314,15 +167,15 @@ class _Worker:
         if len(self._pending) >= BATCH_ROWS or waited > BATCH_SECONDS:
             self._commit()
 
-    def _metric_row(self, row: _Row, metric: str, value: float) -> dict[str, Any]:
+    def _metric_row(self, row: Row, metric: str, value: float) -> dict[str, Any]:
         step, name, *qualifiers = row.keys
         return {
             "run_id": self._work.run,
             "global_step": step,
             "table_name": self._work.table,
             "name": name,
-            **dict(zip(_QUALIFIERS, qualifiers, strict=True)),
-            **dict(zip(_DETAILS, row.details, strict=True)),
+            **dict(zip(QUALIFIERS, qualifiers, strict=True)),
+            **dict(zip(DETAILS, row.details, strict=True)),
             "metric": metric,
             "value": value,
             "tensor_hash": row.tensor_hash,
@@ -354,6 +207,6 @@ def _in_order(
         yield tensor_hash, rest.result()
 
 
-def _identity(keys: Mapping[str, Any]) -> _Keys:
-    """Return what tells a stored row from the others of its run and table, as `_Row.keys`."""
-    return (keys["global_step"], keys["name"], *(keys.get(name) for name in _QUALIFIERS))
+def _identity(keys: Mapping[str, Any]) -> Keys:
+    """Return what tells a stored row from the others of its run and table, as `Row.keys`."""
+    return (keys["global_step"], keys["name"], *(keys.get(name) for name in QUALIFIERS))

@@ -8,7 +8,6 @@ tables show `tensor`, which the functions of `functions` take.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Collection, Iterable, Mapping
 
 import duckdb
@@ -41,7 +40,6 @@ _SETTINGS = {
     "parquet_can_have_nan": "true",  # else NaN rows vanish where a footer's maximum excludes them
     "parquet_metadata_cache": "true",
 }
-_EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
 _TENSOR = "CASE WHEN n_parts = 1 AND value IS NOT NULL THEN {'shape': shape, 'value': value} END"
 
 
@@ -120,8 +118,6 @@ def _root(
     # Also for local folders whose own name DuckDB would take for a pattern or a path key.
     files = {entry.path: entry.bytes for entry in snapshot.all_files()}
     filesystem, protocol = snapshot.storage.snapshot_filesystem(files)
-    # DuckDB asks when a file was last changed, to know what it has cached: these never change.
-    filesystem.modified = lambda path: _EPOCH
     connection.register_filesystem(filesystem)
     return f"{protocol}://"
 

@@ -18,6 +18,7 @@ from pico.lake.storage import Storage
 from pico.lake.table import TensorRow, write_tensors
 from pico.metrics import registry
 from pico.sql import materialize
+from pico.sql.missing import Summary
 from tests.sql import small_lake as lake
 
 OF_TENSOR = registry.names("tensor")
@@ -284,7 +285,7 @@ def test_what_cannot_be_asked_is_refused(new_lake: Callable[..., Storage]) -> No
 
 
 def test_a_summary_says_what_was_done() -> None:
-    total = materialize.Summary(1, 2, 3, 4) + materialize.Summary(computed=1)
+    total = Summary(1, 2, 3, 4) + Summary(computed=1)
     assert str(total) == (
         "2 values computed, 2 taken from identical tensors, 3 there already, "
         "4 not defined for their tensor"
