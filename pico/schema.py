@@ -112,7 +112,7 @@ class TableSchema:
                 if values is None:
                     values = pa.nulls(n_rows, column.arrow)
                 elif not isinstance(values, (pa.Array, pa.ChunkedArray)):
-                    values = pa.array(values, column.arrow)
+                    values = _array(values, column.arrow)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise SchemaError(
                     f"{self.name}.{column.name} takes {column.type}: {one_line(error)}"
@@ -211,8 +211,7 @@ def markdown() -> str:
     for schema in [*tables().values(), log()]:
         lines += ["", f"## `{schema.name}` (version {schema.version})", "", schema.description, ""]
         lines += [
-            f"Path: `{_path_form(schema)}`. "
-            f"Primary key: `{', '.join(schema.primary_key)}`.",
+            f"Path: `{_path_form(schema)}`. Primary key: `{', '.join(schema.primary_key)}`.",
             "",
         ]
         lines += ["| column | type | null | unit | meaning |", "|---|---|---|---|---|"]
@@ -243,6 +242,16 @@ def _read(name: str) -> TableSchema:
         sort=tuple(spec["sort"]),
         columns=tuple(Column(**column) for column in spec["columns"]),
     )
+
+
+def _array(values: Any, kind: pa.DataType) -> pa.Array:
+    """Return values as an array; a fraction is no integer (`pa.array` would cut it off)."""
+    if not pa.types.is_integer(kind):
+        return pa.array(values, kind)
+    inferred = pa.array(values)
+    if not (pa.types.is_integer(inferred.type) or pa.types.is_null(inferred.type)):
+        raise TypeError(f"values of type {inferred.type} are no integers")
+    return inferred.cast(kind)
 
 
 def _has_null_element(lists: pa.ChunkedArray) -> bool:
