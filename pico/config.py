@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -242,15 +243,14 @@ def as_mapping(config: Any) -> dict[str, Any]:
 
 def _read_yaml(config: str | Path) -> dict[str, Any]:
     path = Path(config)
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path.is_file, at ease with any string
         names = resources.config_names()
-        shipped = resources.config_path(str(config))
-        if not shipped.is_file() or str(config) not in names:
+        if str(config) not in names:
             raise ConfigError(
                 f"no config file or shipped config {str(config)!r}."
                 f"{did_you_mean(str(config), names)} Shipped: {', '.join(names)}"
             )
-        path = shipped
+        path = resources.config_path(str(config))
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no such date
