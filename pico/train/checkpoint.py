@@ -56,6 +56,12 @@ def starting_step(
     return last_checkpoint(storage, run) if resume == "auto" else None
 
 
+def is_evaluated(storage: Storage, run: str, step: int) -> bool:
+    """Say whether the lake holds the held-out loss of a run's state at a step."""
+    scalars = Snapshot.take(storage).read("scalars", ["name"], runs=[run], steps=[step])
+    return "heldout_loss" in scalars["name"].to_pylist()
+
+
 def check_config(storage: Storage, run: str, config: RunConfig) -> None:
     """Refuse to resume a run whose config differs in what decides the arithmetic.
 

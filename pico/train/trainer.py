@@ -113,7 +113,7 @@ class Trainer:
         start = checkpoint.starting_step(self._storage, self._run, resume)
         if start is not None:
             checkpoint.check_config(self._storage, self._run, self._config)
-        if start is not None and start >= self._config.max_steps:
+        if start is not None and self._is_finished(start):
             return Outcome(self._run, start, start, False, None)
         self._set_up()
         if start is not None:
@@ -128,6 +128,15 @@ class Trainer:
                 recorder.checkpoint()
         steps = recorder.step_number
         return Outcome(self._run, steps, start, self._stop, self._heldout_loss)
+
+    def _is_finished(self, start: int) -> bool:
+        """Whether nothing is left to do: neither a step, nor the held-out loss of the last state.
+
+        A run can be killed between its last checkpoint and the commit that tells that loss.
+        """
+        if start != self._config.max_steps or not self._config.data.heldout_fraction:
+            return start >= self._config.max_steps
+        return checkpoint.is_evaluated(self._storage, self._run, start)
 
     # setting up ------------------------------------------------------------------------------
 

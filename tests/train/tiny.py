@@ -129,19 +129,21 @@ def assert_same_run(
         assert repr(mine) == repr(yours), table
 
 
-def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """Start `pico …` in a process of its own, with one thread."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    environment.pop("PICO_LAKE", None)
-    environment |= options.pop("env", {})
+def environment(**variables: str) -> dict[str, str]:
+    """Return the environment of a child process: one thread, this checkout, no default lake."""
+    kept = {name: value for name, value in os.environ.items() if name != "PICO_LAKE"}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
+
+
+def start(*arguments: str, **env: str) -> subprocess.Popen[str]:
+    """Start `pico …` in a process of its own; `env` adds to its environment."""
     return subprocess.Popen(
         [sys.executable, "-c", "from pico.cli import main; main()", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment,
-        **options,
+        env=environment(**env),
     )
 
 
