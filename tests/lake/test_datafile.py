@@ -118,3 +118,14 @@ def test_no_table_has_float_statistics_or_float16(name):
 def test_statistics_name_columns_that_exist():
     known = {column for spec in schema.tables().values() for column in spec.column_names}
     assert set(STATISTICS) <= known
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "float64"])
+def test_tensors_with_raw_bytes_are_cut_into_row_groups_as_well(memory, dtype):
+    rows = [TensorRow({"name": f"{n:02}"}, Tensor.of(np.zeros(8000, dtype))) for n in range(20)]
+    with Stream(memory, "train.r") as stream:
+        transaction = stream.begin()
+        table.write_tensors(transaction, "weights", {"run": "r", "step": 1}, rows)
+        transaction.commit()
+    (entry,) = Snapshot.take(memory).files("weights")
+    assert pq.ParquetFile(io.BytesIO(memory.read(entry.path))).num_row_groups > 3
