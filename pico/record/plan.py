@@ -1,18 +1,18 @@
 """What a `record` mapping asks for, checked and resolved.
 
     record:
-      checkpoints: {every: 100}                     weights, optimizer and RNG: what resuming needs
+      checkpoints: {every: 100}            # weights, optimizer and RNG: what resuming needs
       weights: pythia
       gradients: {every: 50, names: ["*.o_proj.*"], stages: [raw, clipped]}
       optimizer: never
       activations:
         - {probe: text, schedule: pythia, sites: [resid.post, z], layers: [0, 3], positions: last}
-        - {schedule: {every: 50}, sites: [attn.out], positions: all}    # without a probe: the batch
+        - {schedule: {every: 50}, sites: [attn.out], positions: all}  # without a probe: the batch
       tensor_stats: {weights: {every: 1}, gradients: {every: 1}}
       scalars: true
       batches: true
-      pairs: true                                   weights at s and at s + 1
-      frozen: once                                  tensors that are not trained: once, or always
+      pairs: true                          # weights at s and at s + 1
+      frozen: once                         # tensors that are not trained: once, or always
       probes: {text: {n_sequences: 16}, repeat: {n_sequences: 8}}
       commit_every: 50
 
@@ -196,7 +196,9 @@ def _stats(spec: Any, where: str) -> dict[str, TensorPlan]:
         raise ConfigError(f"{where} must map tables to schedules, not {spec!r}")
     for table in spec:
         if table not in TABLES:
-            raise ConfigError(f"unknown config key '{where}.{table}'.{did_you_mean(table, TABLES)}")
+            raise ConfigError(
+                f"unknown config key '{where}.{table}'.{did_you_mean(str(table), TABLES)}"
+            )
     return {table: _tensors(item, f"{where}.{table}") for table, item in spec.items()}
 
 
@@ -206,6 +208,8 @@ def _probes(spec: Any, where: str) -> dict[str, dict[str, int]]:
     known = ("n_sequences", "seq_len", "seed")
     settings: dict[str, dict[str, int]] = {}
     for name, options in spec.items():
+        if not isinstance(options, (Mapping, type(None))):
+            raise ConfigError(f"{where}.{name} must be a mapping, not {options!r}")
         for key in options or {}:
             if key not in known:
                 raise ConfigError(
