@@ -54,7 +54,15 @@ def test_two_storages_of_one_memory_url_are_one_lake(memory):
     assert Storage(memory.url + "2").list("") == []
 
 
-def test_threads_race_for_one_name(storage):
+def test_threads_race_for_one_name(storage, monkeypatch):
+    exists = storage._fs.exists
+
+    def slowly(path):
+        found = exists(path)
+        time.sleep(0.01)  # another thread's turn, at the worst moment
+        return found
+
+    monkeypatch.setattr(storage._fs, "exists", slowly)
     start = threading.Barrier(8)
     won = []
 
