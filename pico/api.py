@@ -107,14 +107,20 @@ class Lake:
         """Return the shipped queries."""
         return library.list_queries()
 
-    def query(self, name: str, **parameters: Any) -> duckdb.DuckDBPyRelation:
-        """Run a shipped query by name.
+    def query(self, name: str, /, **parameters: Any) -> duckdb.DuckDBPyRelation:
+        """Run a shipped query by name; a parameter that is None keeps its default.
 
         Raises:
             QueryError: for an unknown query, or a parameter that is missing or unknown.
+            RunNameError: for a run that the lake does not have.
         """
-        texts = {key: str(value) for key, value in parameters.items()}
-        return library.run(self.connect(), library.get_query(name), texts)
+        wanted = library.get_query(name)
+        texts = {key: str(value) for key, value in parameters.items() if value is not None}
+        snapshot = self.snapshot()
+        for key in ("run", "other"):
+            if key in texts:
+                snapshot.check_run(texts[key])
+        return library.run(session.connect(snapshot), wanted, texts)
 
     def functions(self) -> list[dict[str, str]]:
         """Return the tensor functions of SQL: name, signature, summary."""

@@ -149,13 +149,13 @@ def query(
             raise QueryError("show which query? pico query show NAME; list them: pico query list")
         typer.echo(library.get_query(shown).text.rstrip())
         return
-    wanted = library.get_query(name)
+    library.get_query(name)  # an unknown query is told before an absent lake
     if shown is not None:
         raise QueryError(f"unexpected argument {shown!r}; parameters are given as -p key=value")
     if lake is None:
         raise QueryError("which lake? name it with --lake or PICO_LAKE")
     values = dict(_pair(item) for item in parameters or [])
-    _write_relation(library.run(_open(lake).connect(), wanted, values), format, out)
+    _write_relation(_open(lake).query(name, **values), format, out)
 
 
 @app.command(epilog="Example:  pico functions")

@@ -35,16 +35,15 @@ def gini(array: Array) -> float:
     References:
         Hurley and Rickard, Comparing Measures of Sparsity (IEEE Trans. Inf. Theory, 2009).
     """
-    xp, x = arrays.as_float64(array)
-    n = math.prod(x.shape)
-    largest = arrays.max_magnitude(xp, x)
-    if n == 0 or not math.isfinite(largest):
+    xp, magnitudes = arrays.sorted_magnitudes(array)
+    n = int(magnitudes.shape[0])
+    largest = float(magnitudes[-1]) if n else math.nan
+    if not math.isfinite(largest):
         return math.nan
     if largest == 0.0:
         return 0.0
-    magnitudes = xp.reshape(xp.abs(x / arrays.power_of_two(largest)), (n,))
-    magnitudes = xp.sort(magnitudes, stable=False)  # equal ones need no order, and this is faster
-    ranks = xp.arange(1 - n, n, 2, dtype=xp.float64, device=arrays.device(x))  # 2i - n - 1
+    magnitudes = magnitudes / arrays.power_of_two(largest)
+    ranks = xp.arange(1 - n, n, 2, dtype=xp.float64, device=arrays.device(magnitudes))  # 2i - n - 1
     ratio: float = float(ranks @ magnitudes) / (n * float(xp.sum(magnitudes)))
     return max(0.0, ratio)  # equal entries leave a rounding error of either sign
 
