@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,8 +19,17 @@ from typing import Any, Literal
 
 import yaml
 
-from pico import resources
+from pico import conversion, resources
 from pico.errors import ConfigError, did_you_mean
+
+
+def _within(config: Any, section: str, **limits: tuple[float, float]) -> None:
+    """Refuse values of a config that lie outside their limits, None excepted."""
+    for name, (low, high) in limits.items():
+        value = getattr(config, name)
+        if value is not None and not low <= value <= high:
+            bounds = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+            raise ConfigError(f"{section}.{name} must be {bounds}, not {value}")
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,11 @@ class SeedsConfig:
     """Order of the training sequences."""
     dropout: int = 0
     """Dropout masks; without dropout it changes nothing."""
+
+    def __post_init__(self) -> None:
+        """Refuse seeds that the generators cannot take."""
+        limits = dict.fromkeys(("init", "data", "dropout"), (0, 2**32 - 1))
+        _within(self, "seeds", **limits)
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,11 @@ class DataConfig:
     """Share of the documents that training never sees."""
     max_bytes: int | None = None
     """Stop reading the source after this many bytes of text; by default all of it."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes and shares out of range."""
+        _within(self, "data", seq_len=(1, 2**30), max_bytes=(1, math.inf))
+        _within(self, "data", vocab_size=(257, 2**31 - 1), heldout_fraction=(0.0, 0.99))
 
 
 @dataclass(frozen=True)
@@ -137,6 +155,14 @@ class OptimizerConfig:
     max_grad_norm: float | None = 1.0
     """Clip the gradient to this global norm; null: do not clip."""
 
+    def __post_init__(self) -> None:
+        """Refuse rates out of range."""
+        _within(self, "optimizer", lr=(0.0, math.inf), eps=(0.0, math.inf))
+        _within(self, "optimizer", weight_decay=(0.0, math.inf), warmup_steps=(0, math.inf))
+        _within(self, "optimizer", min_lr_ratio=(0.0, 1.0), max_grad_norm=(0.0, math.inf))
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ConfigError(f"optimizer.betas must lie in [0, 1), not {list(self.betas)}")
+
 
 @dataclass(frozen=True)
 class BatchConfig:
@@ -170,6 +196,10 @@ class EvaluateConfig:
     """Steps between two evaluations; 0: only at the end."""
     n_sequences: int = 64
     """Held-out sequences used, the same ones every time."""
+
+    def __post_init__(self) -> None:
+        """Refuse counts out of range."""
+        _within(self, "evaluate", every=(0, math.inf), n_sequences=(1, math.inf))
 
 
 @dataclass(frozen=True)
@@ -220,9 +250,9 @@ def load(config: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) 
     """
     mapping = dict(config) if isinstance(config, Mapping) else _read_yaml(config)
     for override in overrides:
-        _apply_override(mapping, override)
+        conversion.apply_override(mapping, override)
     problems: list[str] = []
-    run = _build(RunConfig, mapping, "", problems)
+    run = conversion.build(RunConfig, mapping, "", problems)
     if problems:
         raise ConfigError("; ".join(problems))
     return typing.cast(RunConfig, run)
@@ -262,89 +292,3 @@ def _read_yaml(config: str | Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} must hold key: value pairs, not a {type(loaded).__name__}")
     return loaded
-
-
-def _apply_override(mapping: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    if not separator or not key:
-        raise ConfigError(f"override {override!r} is not of the form key=value")
-    try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise ConfigError(f"the value of override {override!r} is not valid YAML") from None
-    *parents, last = key.split(".")
-    for parent in parents:
-        inner = mapping.get(parent)
-        inner = dict(inner) if isinstance(inner, Mapping) else {}
-        mapping[parent] = inner
-        mapping = inner
-    mapping[last] = value
-
-
-def _build(cls: type, mapping: Any, path: str, problems: list[str]) -> Any:
-    """Build dataclass `cls` from a mapping; note problems instead of raising at the first."""
-    if mapping is None:
-        mapping = {}
-    if not isinstance(mapping, Mapping):
-        problems.append(f"{path or 'the config'} must be a mapping, not {mapping!r}")
-        return None
-    hints = typing.get_type_hints(cls)
-    names = [item.name for item in dataclasses.fields(cls)]
-    before = len(problems)
-    values: dict[str, Any] = {}
-    for key, value in mapping.items():
-        where = f"{path}.{key}" if path else str(key)
-        if key not in names:
-            problems.append(f"unknown config key {where!r}.{did_you_mean(str(key), names)}")
-        else:
-            values[key] = _convert(hints[key], value, where, problems)
-    if len(problems) > before:
-        return None
-    try:
-        return cls(**values)
-    except ConfigError as error:
-        problems.append(str(error))
-        return None
-
-
-def _convert(hint: Any, value: Any, where: str, problems: list[str]) -> Any:
-    """Check `value` against a field's type; ints pass as floats, numeric strings as floats."""
-    if dataclasses.is_dataclass(hint):
-        return _build(typing.cast(type, hint), value, where, problems)
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in arguments:
-            return None
-        hint = next(item for item in arguments if item is not type(None))
-        return _convert(hint, value, where, problems)
-    if origin is Literal:
-        if value not in arguments:
-            known = ", ".join(map(str, arguments))
-            problems.append(
-                f"{where} must be one of {known}, not {value!r}."
-                f"{did_you_mean(str(value), map(str, arguments))}"
-            )
-        return value
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)) or len(value) != len(arguments):
-            problems.append(f"{where} must be a list of {len(arguments)} numbers, not {value!r}")
-            return value
-        return tuple(
-            _convert(item, part, where, problems)
-            for item, part in zip(arguments, value, strict=True)
-        )
-    if origin is not None:
-        if value is not None and not isinstance(value, Mapping):
-            problems.append(f"{where} must be a mapping, not {value!r}")
-        return value or {}
-    if hint is float:
-        try:  # YAML 1.1 reads 3e-4 as a string
-            if not isinstance(value, bool) and math.isfinite(float(value)):
-                return float(value)
-        except (TypeError, ValueError, OverflowError):
-            pass
-        problems.append(f"{where} must be a finite number, not {value!r}")
-        return value
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        problems.append(f"{where} must be of type {hint.__name__}, not {value!r}")
-    return value

@@ -78,6 +78,7 @@ OTHER_VALUES = {
     "optimizer.betas": [0.5, 0.25],
     "optimizer.schedule": "cosine",
     "optimizer.max_grad_norm": None,
+    "optimizer.min_lr_ratio": 0.25,
     "batch.micro_size": 2,
     "precision": "bf16-true",
     "accelerator": "cpu",
@@ -279,3 +280,21 @@ def test_files_that_are_absent(name):
 def test_a_near_name_is_offered():
     with pytest.raises(ConfigError, match=r"shipped config 'nanno'. Did you mean 'nano'\?"):
         load("nanno")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optimizer.lr=-1", "optimizer.lr must be at least 0.0, not -1.0"),
+        ("optimizer.betas=[0.9, 1.0]", "optimizer.betas must lie in [0, 1), not [0.9, 1.0]"),
+        ("optimizer.min_lr_ratio=2", "optimizer.min_lr_ratio must be between 0.0 and 1.0, not 2.0"),
+        ("data.heldout_fraction=1", "data.heldout_fraction must be between 0.0 and 0.99, not 1.0"),
+        ("data.vocab_size=100", "data.vocab_size must be between 257 and 2147483647, not 100"),
+        ("seeds.data=-1", "seeds.data must be between 0 and 4294967295, not -1"),
+        ("evaluate.every=-1", "evaluate.every must be at least 0, not -1"),
+    ],
+)
+def test_values_out_of_range_are_refused(override, message):
+    with pytest.raises(ConfigError) as caught:
+        load({}, [override])
+    assert str(caught.value) == message
