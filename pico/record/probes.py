@@ -19,6 +19,7 @@ import xxhash
 from pico import schema
 from pico.errors import LeaseError, RecordError
 from pico.lake.commit import Stream
+from pico.lake.names import check_name
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.lake.table import write_rows
@@ -47,7 +48,9 @@ def make(name: str, tokens: npt.ArrayLike, dataset: str, ids: Sequence[int] | No
 
     Raises:
         RecordError: when they are not a matrix of whole numbers.
+        RunNameError: when `dataset` cannot name a data set.
     """
+    check_name(dataset, "data set")
     array = np.asarray(tokens)
     if array.ndim != 2 or not array.size or not np.issubdtype(array.dtype, np.integer):
         raise RecordError(

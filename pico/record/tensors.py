@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from pico.lake import codec
@@ -22,5 +23,5 @@ def to_host(tensor: torch.Tensor) -> codec.Tensor:
 def to_torch(tensor: codec.Tensor) -> torch.Tensor:
     """Return a new torch tensor on the CPU with the same type, shape and bits."""
     dtype: torch.dtype = getattr(torch, tensor.dtype)
-    flat = torch.frombuffer(bytearray(tensor.data.tobytes()), dtype=torch.uint8)
+    flat = torch.from_numpy(tensor.data.copy().view(np.uint8))
     return flat.view(dtype).reshape(tensor.shape)
