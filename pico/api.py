@@ -62,8 +62,6 @@ class Lake:
         """Return the live files of this moment."""
         return Snapshot.take(self.storage)
 
-    # asking ----------------------------------------------------------------------------------
-
     def connect(
         self, runs: Collection[str] | None = None, steps: Collection[int] | None = None
     ) -> duckdb.DuckDBPyConnection:
@@ -169,8 +167,6 @@ class Lake:
                 )
         return rows
 
-    # data ------------------------------------------------------------------------------------
-
     def batch(self, run: str, step: int) -> np.ndarray[Any, Any]:
         """Return the token ids that a step saw: `(sequences, seq_len + 1)`, in order.
 
@@ -188,8 +184,6 @@ class Lake:
             raise RecordError(f"run {run!r} recorded no batch of one data set at step {step}")
         reader = SequenceReader(snapshot, datasets.pop())
         return reader.rows(rows["sequence_id"].to_pylist())
-
-    # training --------------------------------------------------------------------------------
 
     def train(
         self,

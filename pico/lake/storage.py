@@ -75,8 +75,6 @@ class Storage:
         """Show the URL; options, which may hold secrets, never."""
         return f"Storage({self.url!r})"
 
-    # reading ---------------------------------------------------------------------------------
-
     def read(self, path: str) -> bytes:
         """Return a file's bytes.
 
@@ -134,8 +132,6 @@ class Storage:
             return not self._fs.exists(self._root or "/")
         except OSError as error:
             raise StorageError(f"cannot list {self.url}: {one_line(error)}") from None
-
-    # writing ---------------------------------------------------------------------------------
 
     def create(self, path: str, staging: str) -> Sink:
         """Begin a data file that will appear at `path` when it is finished and published.

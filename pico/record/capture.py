@@ -53,8 +53,6 @@ class Capture:
         self._taps: Taps | None = None
         self._gradients: list[TensorRow] = []
 
-    # state at s ------------------------------------------------------------------------------
-
     def state(self, step: int, is_last: bool, whole: bool) -> dict[str, list[TensorRow]]:
         """Return the state's tensors that are due at `step`, by table; all of them if `whole`."""
         taken = {table: self._state_table(table, step, is_last, whole) for table in STATE_TABLES}
@@ -114,8 +112,6 @@ class Capture:
             for module, was_training in modes.items():
                 module.training = was_training
 
-    # caused by batch s -----------------------------------------------------------------------
-
     def open_step(self, step: int, is_last: bool) -> None:
         """Set the hooks that the coming batch needs."""
         points = self._due_points(None, step, is_last)
@@ -149,8 +145,6 @@ class Capture:
             self._taps.remove()
             self._taps = None
 
-    # statistics ------------------------------------------------------------------------------
-
     def for_statistics(
         self, table: str, step: int, is_last: bool, counted: Collection[str]
     ) -> list[TensorRow]:
@@ -162,8 +156,6 @@ class Capture:
             counted = {row.keys["name"] for row in self._gradients}
         rows = self._take(table, lambda name: wants.matches(name) and name not in counted)
         return _staged(rows, "raw") if table == "gradients" else rows
-
-    # sites -----------------------------------------------------------------------------------
 
     def _resolve(self, item: ActivationPlan) -> list[TapPoint]:
         if item.probe is not None and item.probe not in self._probes:

@@ -143,8 +143,6 @@ class Recorder:
         else:
             self.abort()
 
-    # one step --------------------------------------------------------------------------------
-
     def batch(
         self,
         sequence_ids: Sequence[int],
@@ -219,8 +217,6 @@ class Recorder:
             self._commit()
         self._capture.open_step(self.step_number, self._is_last_batch)
 
-    # the end ---------------------------------------------------------------------------------
-
     def checkpoint(self) -> None:
         """Record the whole state now, outside the schedule, so that training can resume here."""
         if self._checkpoint_at != self.step_number:
@@ -262,8 +258,6 @@ class Recorder:
             self._writer.close(discard)
         finally:
             self._stream.close()
-
-    # towards the writer ----------------------------------------------------------------------
 
     @property
     def _is_last_batch(self) -> bool:

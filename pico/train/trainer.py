@@ -138,8 +138,6 @@ class Trainer:
             return start >= self._config.max_steps
         return checkpoint.is_evaluated(self._storage, self._run, start)
 
-    # setting up ------------------------------------------------------------------------------
-
     def _set_up(self) -> None:
         config = self._config
         self._corpus = corpus.prepare(self._storage, config.data, self._on_data)
@@ -215,8 +213,6 @@ class Trainer:
                 )
         return made
 
-    # one step --------------------------------------------------------------------------------
-
     def _train_step(self, recorder: Recorder) -> None:
         config, step = self._config, recorder.step_number
         began = time.perf_counter()
@@ -272,8 +268,6 @@ class Trainer:
     def _split(self, rows: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:
         tokens = self._fabric.to_device(torch.from_numpy(rows))
         return tokens[:, :-1], tokens[:, 1:]
-
-    # held-out loss ---------------------------------------------------------------------------
 
     def _is_due(self, step: int) -> bool:
         every = self._config.evaluate.every
