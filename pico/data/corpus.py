@@ -62,15 +62,17 @@ def prepare(storage: Storage, config: DataConfig, notify: Notify | None = None) 
     notify = notify or (lambda message, done, total: None)
     notify("reading text", 0, None)
     settings, threshold = _settings(config)
-    base = check_name(config.name or sources.default_name(config.source), "data set")
+    is_given = config.name is not None
+    name = config.name if config.name is not None else sources.default_name(config.source)
+    base = check_name(name, "data set")
     deadline = time.monotonic() + _PATIENCE
     while True:
-        name, stored = _find(storage, base, settings, is_given=config.name is not None)
+        name, stored = _find(storage, base, settings, is_given)
         if stored is not None:
             return stored
         try:
             with Stream(storage, f"data.{name}") as stream:
-                name_now, stored = _find(storage, base, settings, config.name is not None)
+                name_now, stored = _find(storage, base, settings, is_given)
                 if stored is None and name_now == name:
                     return _make(stream, name, config, settings, threshold, notify)
         except LeaseError:  # another process makes the same data set; wait for it

@@ -70,6 +70,8 @@ class SequenceReader:
                 f"data set {self.dataset!r} has sequences 0 to {self.n_sequences - 1}, "
                 f"not {int(ids.max() if ids.min() >= 0 else ids.min())}"
             )
+        if not ids.size:
+            return self._group(0)[:0].astype(np.int64)
         groups = np.searchsorted(self._bounds, ids, side="right") - 1
         picked = [
             self._group(int(group))[int(i - self._bounds[group])]
@@ -86,7 +88,12 @@ class SequenceReader:
             statistics = metadata.row_group(group).column(column).statistics
             if statistics is None or not statistics.has_min_max:
                 raise CorruptError(f"{entry.path} has no statistics of its sequence ids")
-            found.append((group, statistics.min, metadata.row_group(group).num_rows))
+            first, n_rows = statistics.min, metadata.row_group(group).num_rows
+            if statistics.max - first + 1 != n_rows:
+                raise CorruptError(
+                    f"{entry.path} has gaps between sequences {first} and {statistics.max}"
+                )
+            found.append((group, first, n_rows))
         return found
 
     def _group(self, index: int) -> npt.NDArray[np.int32]:

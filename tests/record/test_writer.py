@@ -119,7 +119,7 @@ def test_the_first_error_is_raised_by_every_later_call(
     }
     for _ in range(2):
         with pytest.raises(
-            RecordError, match="^writing to the lake failed: a bad value$"
+            RecordError, match=r"^writing to the lake failed: a bad value$"
         ) as caught:
             call[how]()
         assert isinstance(caught.value.__cause__, ValueError)
