@@ -24,8 +24,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_text(tmp_path_factory.mktemp("corpus") / "play.txt")
 
 
-def config(source: Path, **changes: Any) -> DataConfig:
-    made = DataConfig(str(source), vocab_size=300, seq_len=16, heldout_fraction=0.1)
+def config(text: Path, **changes: Any) -> DataConfig:
+    made = DataConfig(str(text), vocab_size=300, seq_len=16, heldout_fraction=0.1)
     return dataclasses.replace(made, **changes)
 
 
@@ -38,6 +38,10 @@ def made(text: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Storage,
 def tokens(storage: Storage, dataset: str) -> np.ndarray:
     reader = SequenceReader(Snapshot.take(storage), dataset)
     return reader.rows(range(reader.n_sequences))
+
+
+def datasets(storage: Storage) -> list[dict[str, Any]]:
+    return Snapshot.take(storage).read("datasets").to_pylist()
 
 
 def log_files(storage: Storage) -> int:
@@ -67,9 +71,9 @@ def test_the_same_text_elsewhere_gives_the_same_bytes(
     for name in ("play", "play.heldout"):
         assert (tokens(storage, name) == tokens(other, name)).all()
     fingerprints = [
-        sorted((r["dataset_id"], r["fingerprint"]) for r in Snapshot.take(s).read("datasets").to_pylist())
-        for s in (storage, other)
-    ]  # fmt: skip
+        sorted((row["dataset_id"], row["fingerprint"]) for row in datasets(at))
+        for at in (storage, other)
+    ]
     assert fingerprints[0] == fingerprints[1]
     assert fingerprints[0][0][1] != fingerprints[0][1][1]
 
@@ -182,7 +186,7 @@ def test_a_given_tokenizer_is_used(
     )
     assert found.tokenizer.name == made[1].tokenizer.name
     assert (tokens(storage, "play") == tokens(made[0], "play")).all()
-    other_size = config(text, tokenizer=str(tmp_path / "tokenizer.json"), vocab_size=5)
+    other_size = config(text, tokenizer=str(tmp_path / "tokenizer.json"), vocab_size=777)
     assert not corpus.prepare(storage, other_size).is_new  # without effect
 
 
@@ -190,9 +194,7 @@ def test_nothing_held_out(text: Path, tmp_path: Path) -> None:
     storage = Storage(str(tmp_path / "lake"))
     found = corpus.prepare(storage, config(text, heldout_fraction=0.0))
     assert found.heldout is None
-    assert {r["dataset_id"] for r in Snapshot.take(storage).read("datasets").to_pylist()} == {
-        "play"
-    }
+    assert {row["dataset_id"] for row in datasets(storage)} == {"play"}
 
 
 def test_progress_is_told(text: Path, tmp_path: Path) -> None:
@@ -259,5 +261,5 @@ def test_two_processes_make_it_once(text: Path, tmp_path: Path) -> None:
         worker.join(30)
         assert worker.exitcode == 0
     assert sorted(found) == [("play", False), ("play", True)]
-    rows = Snapshot.take(Storage(str(tmp_path / "lake"))).read("datasets").to_pylist()
+    rows = datasets(Storage(str(tmp_path / "lake")))
     assert sorted(row["dataset_id"] for row in rows) == ["play", "play.heldout"]
