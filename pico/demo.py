@@ -7,6 +7,7 @@ shown is asked of the lake in SQL; nothing is kept aside.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ def run(url: str, steps: int) -> None:
         done = lake.compute_metrics(_METRICS, on_progress=on_progress)
     console.print(f"metrics: {done}", soft_wrap=True)
     show(lake, console)
-    _what_next(console, url)
+    _what_next(console, url, steps)
 
 
 def show(lake: Lake, console: Console) -> None:
@@ -168,17 +169,18 @@ def _heading(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
 
 
-def _what_next(console: Console, url: str) -> None:
+def _what_next(console: Console, url: str, steps: int) -> None:
     console.print(_heading("Try next"))
-    for command in next_commands(url):
+    for command in next_commands(url, steps):
         console.print(f"  {command}", markup=False, soft_wrap=True)
 
 
-def next_commands(url: str) -> list[str]:
-    """Return three commands to try on the demo's lake; each works as printed."""
+def next_commands(url: str, steps: int) -> list[str]:
+    """Return three commands to try on the demo's lake of `steps` steps; each works as printed."""
+    url, step = shlex.quote(url), min(10, steps - 1)
     return [
         'pico sql "SELECT step, layer, gini(tensor) AS gini, per(tensor) AS per FROM gradients '
         f"WHERE component = 'o' ORDER BY ALL\" --lake {url}",
-        f"pico query text_seen -p run=seed-0 -p step=10 --lake {url}",
+        f"pico query text_seen -p run=seed-0 -p step={step} --lake {url}",
         f"pico query cka_to_last -p run=seed-0 -p site=resid.post --lake {url}",
     ]

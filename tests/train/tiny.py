@@ -159,3 +159,22 @@ def wait_for(condition: Callable[[], Any], process: subprocess.Popen[str], secon
 def equal_bits(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
     """Say whether two arrays have the same type, shape and bytes."""
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def two_runs(folder: Path, lake: str | None = None) -> str:
+    """Train `first` and `second`, of two initialisations and one data order; return the lake."""
+    from pico.api import Lake
+
+    lake = lake or str(folder / "lake")
+    record = {
+        "checkpoints": {"every": 3},
+        "weights": True,
+        "gradients": True,
+        "activations": [{"probe": "text", "schedule": True, "sites": ["resid.post", "attn.out"],
+                         "positions": "all"}],
+        "probes": {"text": {"n_sequences": 4}},
+    }  # fmt: skip
+    source = write_text(folder / "text.txt")
+    for run, seed in (("first", 3), ("second", 4)):
+        Lake(lake).train(config(source, max_steps=6, record=record, seeds={"init": seed}), run)
+    return lake
