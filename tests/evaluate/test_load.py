@@ -31,7 +31,7 @@ def test_a_loaded_model_is_the_trained_one(lake: str) -> None:
         "SELECT tokens FROM sequences WHERE dataset = 'text.heldout' ORDER BY sequence_id LIMIT 8"
     )
     tokens = torch.tensor([list(row) for (row,) in held_out.fetchall()])
-    for step in (0, 6, 12):
+    for step in (0, 4, 6):
         model = pico.load_model(lake, "first", step)
         assert not model.training
         with torch.no_grad():
@@ -46,8 +46,8 @@ def test_a_loaded_model_is_the_trained_one(lake: str) -> None:
 def test_the_last_step_is_the_default(lake: str) -> None:
     ids = torch.tensor([[1, 2, 3]])
     with torch.no_grad():
-        last, default = (pico.load_model(lake, "second", step)(ids) for step in (12, None))
-        other = pico.load_model(lake, "second", 11)(ids)
+        last, default = (pico.load_model(lake, "second", step)(ids) for step in (6, None))
+        other = pico.load_model(lake, "second", 5)(ids)
     assert torch.equal(last, default)
     assert not torch.equal(last, other)
 
@@ -59,10 +59,10 @@ def test_loading_draws_no_random_numbers(lake: str) -> None:
 
 
 def test_unknown_runs_and_steps(lake: str) -> None:
-    with pytest.raises(RunNameError, match="no run 'frist' in .*Did you mean 'first'") as caught:
+    with pytest.raises(RunNameError, match=r"no run 'frist' in .*Did you mean 'first'") as caught:
         pico.load_model(lake, "frist")
     assert "\n" not in str(caught.value)
-    with pytest.raises(RecordError, match="no weights at step 99; the nearest .* 8, 9, 10, 11, 12"):
+    with pytest.raises(RecordError, match=r"no weights at step 99; the nearest .* 2, 3, 4, 5, 6$"):
         pico.load_model(lake, "first", 99)
     with pytest.raises(RecordError, match="no weights at step -1"):
         pico.load_model(lake, "first", -1)
@@ -114,7 +114,7 @@ def test_a_damaged_tensor_is_not_loaded(tmp_path: Path) -> None:
     loops.train(tmp_path / "lake", 1, {"weights": True})
     (path,) = (tmp_path / "lake").glob("weights/run=plain/step=1/*.parquet")
     data = bytearray(path.read_bytes())
-    data[len(data) // 3] ^= 0xFF
+    data[40:400] = bytes(byte ^ 0xFF for byte in data[40:400])
     path.write_bytes(data)
     with pytest.raises(CorruptError, match=path.name):
         pico.load_model(str(tmp_path / "lake"), "plain", 1, model=loops.mlp())
@@ -123,4 +123,4 @@ def test_a_damaged_tensor_is_not_loaded(tmp_path: Path) -> None:
 def test_the_row_of_a_run(lake: str) -> None:
     row = load.run_row(tiny.snapshot(lake), "first")
     assert row["config"]["seeds"] == {"init": 3, "data": 5, "dropout": 7}
-    assert load.weight_steps(tiny.snapshot(lake), "first") == list(range(13))
+    assert load.weight_steps(tiny.snapshot(lake), "first") == list(range(7))
