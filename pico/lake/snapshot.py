@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pico import schema
-from pico.errors import NotALakeError, RunNameError, did_you_mean
+from pico.errors import NotALakeError, RunNameError, SchemaError, did_you_mean
 from pico.lake import log, table
 from pico.lake.log import Entry
 from pico.lake.storage import Storage
@@ -65,9 +65,19 @@ class Snapshot:
         runs: Collection[str] | None = None,
         steps: Collection[int] | None = None,
     ) -> list[Entry]:
-        """Return the live files of a table that can hold rows of these runs and steps."""
-        schema.table(table)
+        """Return the live files of a table that can hold rows of these runs and steps.
+
+        Raises:
+            SchemaError: if there is no such table, or a file is of a version not known here.
+        """
+        spec = schema.table(table)
         found = [entry for entry in self._live if entry.table == table]
+        for entry in found:
+            if entry.schema_version != spec.version:
+                raise SchemaError(
+                    f"{entry.path} has schema version {entry.schema_version} of table {table}; "
+                    f"this pico reads version {spec.version}"
+                )
         if runs is not None:
             found = [e for e in found if partition(e.path).get("run") in (*runs, None)]
         if steps is not None:

@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from pico import schema
-from pico.errors import QueryError
+from pico.errors import QueryError, SchemaError
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot, partition
 from pico.schema import TableSchema
@@ -79,7 +79,12 @@ def connect(
         connection.close()
         raise QueryError(f"DuckDB refuses {name} = {value}: {statements.message(error)}") from None
     for spec in schema.tables().values():
-        _create_view(connection, spec, snapshot.files(spec.name, runs, steps), root, steps)
+        try:
+            entries = snapshot.files(spec.name, runs, steps)
+        except SchemaError as error:
+            _create_broken_view(connection, spec, str(error))
+        else:
+            _create_view(connection, spec, entries, root, steps)
     _create_files_view(connection, snapshot)
     functions.register(connection)
     return connection
@@ -138,10 +143,17 @@ def _create_view(
     try:
         connection.execute(f"CREATE VIEW {spec.name} AS {body}")
     except duckdb.Error as error:
-        # The other tables stay usable; whoever asks for this one gets the error.
-        message = f"table {spec.name} cannot be read: {statements.message(error)}"
-        body = f"{_no_rows(spec)} OR error({quote(message)}) IS NULL"
-        connection.execute(f"CREATE VIEW {spec.name} AS {body}")
+        _create_broken_view(connection, spec, statements.message(error))
+
+
+def _create_broken_view(
+    connection: duckdb.DuckDBPyConnection, spec: TableSchema, reason: str
+) -> None:
+    """Create a view that fails: the other tables stay usable, who asks for this one hears why."""
+    failure = f"error({quote(f'table {spec.name} cannot be read: {reason}')})"
+    # In every column too: a filter on columns that are NULL would be decided without the failure.
+    columns = _typed(_columns(spec), failure)
+    connection.execute(f"CREATE VIEW {spec.name} AS SELECT {columns} WHERE {failure} IS NULL")
 
 
 def _scan(
@@ -173,6 +185,11 @@ def _scan(
 
 def _no_rows(spec: TableSchema) -> str:
     """Return a SELECT of no rows with the columns that the view has when there are some."""
+    return f"SELECT {_typed(_columns(spec), 'NULL')} WHERE false"
+
+
+def _columns(spec: TableSchema) -> dict[str, str]:
+    """Return the columns of a table's view with their types."""
     columns = {key: _KEY_TYPES[key] for key in spec.partition}
     if "global_step" in spec.column_names:
         columns["step"] = _KEY_TYPES["step"]
@@ -180,11 +197,11 @@ def _no_rows(spec: TableSchema) -> str:
     columns |= {c.name: sql_type(c.type) for c in spec.columns if c.name not in hidden}
     if spec.kind == "tensor":
         columns["tensor"] = functions.TENSOR
-    return f"SELECT {_typed_nulls(columns)} WHERE false"
+    return columns
 
 
-def _typed_nulls(columns: Mapping[str, str]) -> str:
-    return ", ".join(f'CAST(NULL AS {kind}) AS "{name}"' for name, kind in columns.items())
+def _typed(columns: Mapping[str, str], value: str) -> str:
+    return ", ".join(f'CAST({value} AS {kind}) AS "{name}"' for name, kind in columns.items())
 
 
 def _create_files_view(connection: duckdb.DuckDBPyConnection, snapshot: Snapshot) -> None:
