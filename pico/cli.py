@@ -218,7 +218,7 @@ def run_command(arguments: list[str]) -> int:
         return error.exit_code
     except (Abort, KeyboardInterrupt):
         return _fail("interrupted", 130)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # the command's own framework exits at a closed pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except MemoryError:

@@ -82,7 +82,7 @@ def get_query(name: str, folder: Path | None = None) -> Query:
     found = {query.name: query for query in list_queries(folder)}
     if name not in found:
         hint = did_you_mean(name, found)
-        raise QueryError(f"no query {name!r}.{hint} List them: pico query")
+        raise QueryError(f"no query {name!r}.{hint} List them: pico query list")
     return found[name]
 
 

@@ -169,7 +169,7 @@ def test_one_line_that_says_what(fail: Fail, arguments: tuple[str, ...], message
 def test_the_way_out_is_in_the_message(fail: Fail) -> None:
     assert fail("sql", "SELECT 1").endswith("See: pico sql --help")
     assert "pico train or pico demo" in fail("runs", "--lake", "absent")
-    assert "List them: pico query" in fail("query", "zzz")
+    assert "List them: pico query list" in fail("query", "zzz")
     assert "pico metrics list" in fail("metrics", "compute", "--metric", "zz", "--lake", "lake")
     every = fail(*TRAIN, "max_step=3", "model.d_mode=2", "optimizer.schedule=lineal")
     assert all(key in every for key in ("max_step", "model.d_mode", "optimizer.schedule"))
