@@ -250,7 +250,7 @@ def load_model(
 
 
 def _lake(lake: str | Lake, storage_options: Mapping[str, Any] | None) -> Lake:
-    return lake if isinstance(lake, Lake) else Lake.open(lake, storage_options)
+    return lake if isinstance(lake, Lake) else Lake(lake, storage_options)
 
 
 def _run_summary(snapshot: Snapshot, name: str, row: Mapping[str, Any]) -> dict[str, Any]:

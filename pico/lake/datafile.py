@@ -1,9 +1,10 @@
 """The data files of one partition as they are written: their Parquet layout, rolling and keys.
 
 `table` hands over row groups. The layout (DESIGN 3) is decided here: byte-stream-split zstd values,
-dictionaries on key strings, statistics on key columns only (DuckDB loses NaN rows where float
-statistics exclude them), a page index, page checksums (our readers compare them), files that roll
-at 256 MB. A write that fails adds nothing to its transaction.
+statistics on key columns only (DuckDB loses NaN rows where float statistics exclude them), page
+checksums (our readers compare them), files that roll at 256 MB. Dictionaries and a page index come
+with long row groups alone: in a group of a few rows they save nothing, and every reader pays for
+them in each of a run's many files. A write that fails adds nothing to its transaction.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from pico.schema import TableSchema
 
 FILE_BYTES = 256 * 1024 * 1024
 """A file that has reached this size is closed and another one begun."""
+MANY_ROWS = 4096
+"""A file whose first row group has this many rows gets dictionaries and a page index."""
 STATISTICS = (
     "run_id",
     "global_step",
@@ -39,6 +42,8 @@ STATISTICS = (
     "task",
 )
 """Columns with statistics: the keys that queries filter on, never a float."""
+_IN_PATH = ("run_id", "global_step")
+"""In tensor tables the path tells these, and each file has one value of them."""
 
 
 class PartitionFiles:
@@ -106,7 +111,7 @@ class PartitionFiles:
         if self._sink is None:
             self._path, sink = self._transaction.create(self._folder)
             self._begun.append(self._path)
-            self._writer = _parquet_writer(sink, self._spec)
+            self._writer = _parquet_writer(sink, self._spec, rows.num_rows >= MANY_ROWS)
             self._sink = sink
             self._rows, self._steps = 0, list[int]()
         self._writer.write_table(rows, row_group_size=max(rows.num_rows, 1))
@@ -144,8 +149,9 @@ class PartitionFiles:
             self._spec.check_unique(pa.concat_tables(self._keys))
 
 
-def _parquet_writer(sink: Sink, spec: TableSchema) -> pq.ParquetWriter:
+def _parquet_writer(sink: Sink, spec: TableSchema, has_many_rows: bool) -> pq.ParquetWriter:
     types = {column.name: column.type for column in spec.columns}
+    told = _IN_PATH if spec.kind == "tensor" else ()
     strings = [name for name, kind in types.items() if kind in ("string", "json")]
     floats = [
         f"{name}.list.element" if kind.startswith("list<") else name
@@ -157,10 +163,10 @@ def _parquet_writer(sink: Sink, spec: TableSchema) -> pq.ParquetWriter:
         spec.arrow,
         compression="zstd",
         compression_level=1,
-        use_dictionary=strings,
+        use_dictionary=strings if has_many_rows else False,
         column_encoding=dict.fromkeys(floats, "BYTE_STREAM_SPLIT"),
-        write_statistics=[name for name in STATISTICS if name in types],
-        write_page_index=True,
+        write_statistics=[name for name in STATISTICS if name in types and name not in told],
+        write_page_index=has_many_rows,
         write_page_checksum=True,
         use_content_defined_chunking=True,
     )

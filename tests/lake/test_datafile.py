@@ -10,7 +10,7 @@ from pico import schema
 from pico.lake import table
 from pico.lake.codec import Tensor
 from pico.lake.commit import Stream
-from pico.lake.datafile import STATISTICS, _parquet_writer
+from pico.lake.datafile import MANY_ROWS, STATISTICS, _parquet_writer
 from pico.lake.snapshot import Snapshot
 from pico.lake.table import TensorRow
 
@@ -65,20 +65,45 @@ def test_values_are_byte_stream_split_and_zstd(weights):
     assert value.physical_type == "FLOAT"
     assert value.total_compressed_size < 0.95 * 400_000
     assert {column.compression for column in columns(weights).values()} == {"ZSTD"}
-    assert "RLE_DICTIONARY" in columns(weights)["component"].encodings
 
 
 def test_statistics_stand_on_keys_only(weights):
     found = {path for path, column in columns(weights).items() if column.is_stats_set}
-    assert found == {"run_id", "global_step", "name", "layer", "component"}
+    assert found == {"name", "layer", "component"}  # the path tells run and step
     group = columns(weights, 1)
     assert (group["name"].statistics.min, group["name"].statistics.max) == ("k.0", "q.0")
 
 
-def test_the_page_index_is_there(weights):
-    assert all(column.has_offset_index for column in columns(weights).values())
-    assert columns(weights)["name"].has_column_index
-    assert not columns(weights)["value.list.element"].has_column_index
+@pytest.fixture(params=[MANY_ROWS - 1, MANY_ROWS])
+def scalars(request, memory) -> pq.ParquetFile:
+    """A row table's file with one row less than many, and one with many."""
+    n = request.param
+    rows = schema.table("scalars").batch(
+        {
+            "run_id": ["r"] * n,
+            "global_step": list(range(n)),
+            "name": ["loss"] * n,
+            "value": [1.0] * n,
+        }
+    )
+    with Stream(memory, "train.r") as stream:
+        transaction = stream.begin()
+        table.write_rows(transaction, "scalars", {"run": "r"}, rows)
+        transaction.commit()
+    (entry,) = Snapshot.take(memory).files("scalars")
+    return pq.ParquetFile(io.BytesIO(memory.read(entry.path)))
+
+
+def test_dictionaries_and_page_index_come_with_many_rows(scalars, weights):
+    has_many = scalars.metadata.num_rows >= MANY_ROWS
+    name = columns(scalars)["name"]
+    assert ("RLE_DICTIONARY" in name.encodings) == has_many
+    assert name.has_offset_index == name.has_column_index == has_many
+    assert not columns(scalars)["value"].has_column_index
+    found = {path for path, column in columns(scalars).items() if column.is_stats_set}
+    assert found == {"run_id", "global_step", "name"}
+    assert not any(column.has_offset_index for column in columns(weights).values())
+    assert "RLE_DICTIONARY" not in columns(weights)["component"].encodings
 
 
 def test_the_file_says_what_it_is(weights):
@@ -105,14 +130,15 @@ def test_no_table_has_float_statistics_or_float16(name):
         for name, kind in kinds.items()
     }
     sink = io.BytesIO()
-    writer = _parquet_writer(sink, spec)
+    writer = _parquet_writer(sink, spec, has_many_rows=True)
     writer.write_table(spec.batch(row))
     writer.close()
     stored = pq.ParquetFile(sink)
     assert "Float16" not in str(stored.schema)
     assert stored.schema_arrow.equals(spec.arrow)
     for path, column in columns(stored).items():
-        assert column.is_stats_set == (path in STATISTICS)
+        told_by_path = spec.kind == "tensor" and path in ("run_id", "global_step")
+        assert column.is_stats_set == (path in STATISTICS and not told_by_path)
 
 
 def test_statistics_name_columns_that_exist():
