@@ -182,9 +182,6 @@ def test_no_lake_is_made_by_asking(fail: Fail, made: Path) -> None:
     assert not (made / "absent").exists()
 
 
-# damaged lakes ---------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def damaged(made: Path, tmp_path: Path) -> Path:
     shutil.copytree(made / "lake", tmp_path / "lake")

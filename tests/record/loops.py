@@ -9,6 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from pico.record.recorder import Recorder
+from tests.train import tiny
+
+EVERYTHING: dict[str, Any] = {
+    "checkpoints": True,
+    "weights": True,
+    "gradients": True,
+    "optimizer": True,
+    "activations": [{"schedule": True, "sites": ["0.out", "3.in"], "positions": "all"}],
+    "tensor_stats": True,
+}
 
 
 def mlp(seed: int = 0, dropout: float = 0.0) -> nn.Sequential:
@@ -63,3 +73,8 @@ def hooks(model: nn.Module) -> int:
     return sum(
         len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
     )
+
+
+def numbers(lake: Path, table: str, run: str = "plain") -> list[int]:
+    """The steps of a table, one for each of its rows or tensors."""
+    return sorted(row["global_step"] for row in tiny.rows(lake, table, run))
