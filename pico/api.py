@@ -146,7 +146,7 @@ class Lake:
         return materialize.compute(self.storage, run, names, table, on_progress)
 
     def coverage(self, run: str) -> list[dict[str, Any]]:
-        """Return what is recorded of a run: table, number of steps, first, last, rows, bytes."""
+        """Return what is recorded of a run: table, files, first and last step, rows, bytes."""
         snapshot = self.snapshot()
         snapshot.check_run(run)
         rows = []

@@ -126,7 +126,7 @@ def sql(
     "pico query loss -p run=first --lake my-lake",
 )
 def query(
-    name: Annotated[str, typer.Argument(help="A query's name, or: list, show.")],
+    name: Annotated[str, typer.Argument(help="A query's name, or: list, show.")] = "list",
     shown: Annotated[str | None, typer.Argument(metavar="[NAME]", help="After show.")] = None,
     parameters: Annotated[
         list[str] | None, typer.Option("-p", "--param", metavar="KEY=VALUE", help="A parameter.")

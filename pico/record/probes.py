@@ -110,7 +110,8 @@ def _is_stored(storage: Storage, probe: Probe) -> bool:
     hashes = set(rows["input_hash"].to_pylist())
     if hashes and hashes != {probe.input_hash}:
         raise RecordError(
-            f"data set {probe.dataset!r} already has another probe named {probe.name!r}; "
-            "give this one another name"
+            f"data set {probe.dataset!r} already has another probe named {probe.name!r}, of "
+            f"{rows.num_rows} sequences; a probe is the same in all runs: use its settings "
+            f"(record.probes.{probe.name}) or another name"
         )
     return bool(hashes)
