@@ -13,8 +13,8 @@ beside the second and third, as it does in training. Then
                / (50 · plain step)
 
 The recorder's time in an idle step is taken inside its calls: as a difference of windows it would
-drown in noise. `--straight` also trains 100 steps with and 100 without, in blocks of 10 by turns,
-captures at steps 0, 50 and 100 included.
+drown in noise. `--straight` (some ten minutes more, so not part of `make bench`) also trains 100
+steps with and 100 without, in blocks of 10 by turns, captures at steps 0, 50 and 100 included.
 """
 
 from __future__ import annotations

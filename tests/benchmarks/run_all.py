@@ -70,14 +70,9 @@ def train_step(pairs: int = 9) -> Result:
     return result
 
 
-def recorder(pairs: int = 9) -> Result:
-    """Return (b), with the straight check unless the run is a quick one."""
-    return bench_recorder.run(pairs, straight=pairs >= 9)
-
-
 BENCHMARKS: dict[str, Callable[[int], Result]] = {
     "train_step": train_step,
-    "recorder": recorder,
+    "recorder": bench_recorder.run,
     "bytes": bench_bytes.run,
     "sql": bench_sql.run,
     "stats": bench_stats.run,
