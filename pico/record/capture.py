@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from torch import nn
 
-from pico.errors import ConfigError
+from pico.errors import ConfigError, RecordError
 from pico.lake.table import TensorRow
 from pico.models import architecture
 from pico.record import hooks
@@ -44,6 +44,7 @@ class Capture:
         self._probes = {probe.name: probe for probe in probes}
         self._points = [self._resolve(item) for item in plan.activations]
         self._refuse_twins()
+        self._refuse_idle_patterns()
         self._taken_at: dict[str, int] = {}
         embeddings = [i.name for i in self.parameters.values() if i.component == "embed"]
         self._reader = embeddings[0].rpartition(".")[0] if embeddings else ""
@@ -52,6 +53,7 @@ class Capture:
         self._stored_once = set(self._frozen) if resumed else set()
         self._taps: Taps | None = None
         self._gradients: list[TensorRow] = []
+        self._stages_seen: set[str] = set()
 
     def state(self, step: int, is_last: bool, whole: bool) -> dict[str, list[TensorRow]]:
         """Return the state's tensors that are due at `step`, by table; all of them if `whole`."""
@@ -120,9 +122,27 @@ class Capture:
 
     def take_gradients(self, step: int, is_last: bool, stage: str) -> None:
         """Copy the gradients if they are due at this stage."""
+        self._stages_seen.add(stage)
         wants = self._plan.gradients
         if stage in wants.stages and wants.schedule.wants(step, is_last):
             self._gradients += _staged(self._take("gradients", wants.matches), stage)
+
+    def check_complete(self, step: int, is_last: bool) -> None:
+        """Refuse to end a step whose gradients were asked for and not taken.
+
+        Raises:
+            RecordError: naming the call that is missing.
+        """
+        wants = self._plan.gradients
+        if not wants.schedule.wants(step, is_last):
+            return
+        calls = {"raw": "before_optimizer_step", "clipped": "after_clipping"}
+        missing = [stage for stage in wants.stages if stage not in self._stages_seen]
+        if missing:
+            raise RecordError(
+                f"gradients of stage {missing[0]!r} are asked for at step {step} and were not "
+                f"taken; call recorder.{calls[missing[0]]}() before optimizer.step()"
+            )
 
     def close_step(
         self, dataset: str | None, sequence_ids: Sequence[int]
@@ -137,6 +157,7 @@ class Capture:
             ]
             taken["activations"] = self._taps.rows(None, dataset, sequence_ids)
         self._taps, self._gradients = None, []
+        self._stages_seen.clear()
         return {table: rows for table, rows in taken.items() if rows}
 
     def close(self) -> None:
@@ -174,6 +195,19 @@ class Capture:
                         f"{item.probe or 'the training batch'}; join the two"
                     )
                 seen.add((item.probe, tap.point))
+
+    def _refuse_idle_patterns(self) -> None:
+        """Refuse name patterns that fit no tensor, and optimizer state without an optimizer."""
+        names = [*self._model.state_dict(), *self.parameters]
+        for table in ("weights", "gradients", "optimizer"):
+            wants = getattr(self._plan, table)
+            if not wants.schedule.is_never and not any(wants.matches(name) for name in names):
+                raise ConfigError(
+                    f"record.{table}.names: no tensor of the model fits {list(wants.names)}; "
+                    f"its names are like {names[0] if names else '(none)'!r}"
+                )
+        if not self._plan.optimizer.schedule.is_never and self._optimizer is None:
+            raise ConfigError("record.optimizer needs the optimizer; pass it to the recorder")
 
     def _due_points(self, probe: str | None, step: int, is_last: bool) -> list[TapPoint]:
         return [

@@ -14,8 +14,9 @@ taken and written by a background thread; commits happen in the order of the ste
 
 from __future__ import annotations
 
+import atexit
 import json
-import os
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -26,7 +27,6 @@ from torch import nn
 
 from pico.errors import RecordError
 from pico.lake.commit import Transaction
-from pico.lake.storage import Storage
 from pico.lake.table import TensorRow, write_tensors
 from pico.record import plan as plans
 from pico.record import probes as probe_store
@@ -104,7 +104,8 @@ class Recorder:
         self._notes = _BatchNotes()
         self._checkpoint_at = self._resumed_at = resume_from
         self._closed = False
-        storage = _storage_of(lake, storage_options)
+        self._is_between_calls = False
+        storage = runs.storage_of(lake, storage_options)
         runs.check_free(storage, run, or_resumed=resume_from is not None)
         for probe in probes:
             probe_store.store(storage, probe)
@@ -126,6 +127,8 @@ class Recorder:
         except BaseException:
             self.abort()
             raise
+        self._is_between_calls = True
+        atexit.register(self._close_at_exit)
 
     def __enter__(self) -> Recorder:
         """Return the recorder itself."""
@@ -137,7 +140,7 @@ class Recorder:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Close; after an exception, keep the committed steps and drop what is under way."""
+        """Close; after an exception, keep the complete steps and drop the one under way."""
         if error is None:
             self.close()
         else:
@@ -160,25 +163,19 @@ class Recorder:
             micro_step: index of the accumulation step.
             rank: rank of the process.
         """
-        if losses is not None and len(losses) != len(sequence_ids):
-            raise RecordError(f"{len(losses)} losses do not fit {len(sequence_ids)} sequences")
-        self._notes.sequence_ids += [int(sequence_id) for sequence_id in sequence_ids]
+        added = rows.batch_rows(sequence_ids, dataset, losses, micro_step, rank)
+        if any((b["rank"], b["micro_step"]) == (rank, micro_step) for b in self._notes.batches):
+            raise RecordError(
+                f"step {self.step_number} has a batch of micro_step {micro_step} already; "
+                "count them: recorder.batch(…, micro_step=1)"
+            )
+        self._notes.sequence_ids += [row["sequence_id"] for row in added]
         self._notes.dataset = dataset
-        self._notes.batches += [
-            {
-                "rank": rank,
-                "micro_step": micro_step,
-                "position": position,
-                "dataset": dataset,
-                "sequence_id": int(sequence_id),
-                "loss": None if losses is None else float(losses[position]),
-            }
-            for position, sequence_id in enumerate(sequence_ids)
-        ]
+        self._notes.batches += added
 
-    def log(self, **scalars: float) -> None:
-        """Add named numbers to this step's `scalars`."""
-        self._notes.scalars.update({name: float(value) for name, value in scalars.items()})
+    def log(self, **scalars: Any) -> None:
+        """Add named numbers, or tensors of one element, to this step's `scalars`."""
+        self._notes.scalars.update({name: rows.scalar(name, v) for name, v in scalars.items()})
 
     def before_optimizer_step(self) -> None:
         """Take the averaged, unscaled gradients before clipping; a second call does nothing."""
@@ -194,7 +191,7 @@ class Recorder:
         """Take the gradients again as stage `clipped`, where the plan asks for it."""
         self._capture.take_gradients(self.step_number, self._is_last_batch, "clipped")
 
-    def step(self, **scalars: float) -> None:
+    def step(self, **scalars: Any) -> None:
         """End step s: the optimizer has made state s + 1; record what is due.
 
         Args:
@@ -206,6 +203,8 @@ class Recorder:
         if self._closed:
             raise RecordError(f"the recorder of run {self.run!r} is closed")
         self.log(**scalars)
+        self._is_between_calls = False
+        self._capture.check_complete(self.step_number, self._is_last_batch)
         notes, self._notes = self._notes, _BatchNotes()
         taken = self._capture.close_step(notes.dataset, notes.sequence_ids)
         for table, tensors in taken.items():
@@ -216,6 +215,7 @@ class Recorder:
         if not self._record_state() and due:
             self._commit()
         self._capture.open_step(self.step_number, self._is_last_batch)
+        self._is_between_calls = True
 
     def checkpoint(self) -> None:
         """Record the whole state now, outside the schedule, so that training can resume here."""
@@ -242,15 +242,27 @@ class Recorder:
         self._let_go(discard=False)
 
     def abort(self) -> None:
-        """Let the run go at once: committed steps stay, everything else is dropped."""
-        if not self._closed:
-            try:
+        """Let the run go: complete steps are committed, the one under way is dropped."""
+        if self._closed:
+            return
+        try:
+            if self._is_between_calls:
+                self._commit()
+            self._let_go(discard=not self._is_between_calls)
+        except Exception:  # the error that led here is the one to show
+            if not self._closed:
                 self._let_go(discard=True)
-            except Exception:  # the error that led here is the one to show
-                return
+
+    def _close_at_exit(self) -> None:
+        """Save a run whose script ended without `close`."""
+        logging.getLogger("pico").warning(
+            "the recorder of run %r was not closed; its complete steps are kept", self.run
+        )
+        self.abort()
 
     def _let_go(self, discard: bool) -> None:
         self._closed = True
+        atexit.unregister(self._close_at_exit)
         self._capture.close()
         if self._handle is not None:
             self._handle.remove()
@@ -332,13 +344,3 @@ class Recorder:
 
         self._writer.put(job)
         self._writer.commit()
-
-
-def _storage_of(lake: Any, storage_options: Mapping[str, Any] | None) -> Storage:
-    """Return the storage of a lake given as a URL or as an object that has one."""
-    if isinstance(lake, (str, os.PathLike)):
-        return Storage(os.fspath(lake), storage_options)
-    storage = lake if isinstance(lake, Storage) else getattr(lake, "storage", None)
-    if not isinstance(storage, Storage):
-        raise RecordError(f"a lake is a URL or a pico.Lake, not {type(lake).__name__}")
-    return storage

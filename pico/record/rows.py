@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pico import schema
+from pico.errors import RecordError
 from pico.lake.commit import Transaction
 from pico.lake.table import TensorRow, write_rows
 from pico.record.stats import summarize
@@ -75,6 +76,48 @@ def stats_row(table: str, row: TensorRow, stored: bool) -> dict[str, Any]:
         "content_hash": row.tensor.content_hash if stored else None,
         **vars(stats),
     }
+
+
+def batch_rows(
+    sequence_ids: Sequence[int],
+    dataset: str | None,
+    losses: Sequence[float] | None,
+    micro_step: int,
+    rank: int,
+) -> list[dict[str, Any]]:
+    """Return the `batches` rows of one forward pass.
+
+    Raises:
+        RecordError: when there are not as many losses as sequences, or an id is negative.
+    """
+    if losses is not None and len(losses) != len(sequence_ids):
+        raise RecordError(f"{len(losses)} losses do not fit {len(sequence_ids)} sequences")
+    ids = [int(sequence_id) for sequence_id in sequence_ids]
+    if any(sequence_id < 0 for sequence_id in ids):
+        raise RecordError(f"sequence ids are numbers from 0, not {min(ids)}")
+    return [
+        {
+            "rank": rank,
+            "micro_step": micro_step,
+            "position": position,
+            "dataset": dataset,
+            "sequence_id": sequence_id,
+            "loss": None if losses is None else float(losses[position]),
+        }
+        for position, sequence_id in enumerate(ids)
+    ]
+
+
+def scalar(name: str, value: Any) -> float:
+    """Return a number, or a tensor of one element, as a float.
+
+    Raises:
+        RecordError: for anything else.
+    """
+    try:
+        return float(value.detach() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise RecordError(f"scalar {name!r} must be one number, not {value!r:.60}") from None
 
 
 def write(transaction: Transaction, run: str, rows: Rows) -> None:

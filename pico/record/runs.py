@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import json
+import os
 import platform
 import uuid
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pico.errors import RecordError, RunNameError
+from pico import schema
+from pico.errors import RecordError, RunNameError, did_you_mean
 from pico.lake import log
 from pico.lake.commit import Stream
 from pico.lake.names import check_name
@@ -71,9 +73,20 @@ def check_free(storage: Storage, run: str, or_resumed: bool) -> None:
         )
     if run in taken and not or_resumed:
         raise RunNameError(
-            f"run {run!r} is in {storage.url} already; resume it (--resume auto) "
+            f"run {run!r} is in {storage.url} already; resume it (pico train does; pico.Recorder: "
+            "resume_from=STEP) "
             "or choose another name"
         )
+
+
+def storage_of(lake: Any, storage_options: Mapping[str, Any] | None) -> Storage:
+    """Return the storage of a lake given as a URL or as an object that has one."""
+    if isinstance(lake, (str, os.PathLike)):
+        return Storage(os.fspath(lake), storage_options)
+    storage = lake if isinstance(lake, Storage) else getattr(lake, "storage", None)
+    if not isinstance(storage, Storage):
+        raise RecordError(f"a lake is a URL or a pico.Lake, not {type(lake).__name__}")
+    return storage
 
 
 def describe(
@@ -83,7 +96,15 @@ def describe(
     optimizer: torch.optim.Optimizer | None,
     info: Mapping[str, Any],
 ) -> Rows:
-    """Return the `runs` and `parameters` rows of a new run."""
+    """Return the `runs` and `parameters` rows of a new run.
+
+    Raises:
+        RecordError: for a key of `info` that is no column of `runs`.
+    """
+    columns = schema.table("runs").column_names
+    for key in info:
+        if key not in columns:
+            raise RecordError(f"info: runs has no column {key!r}.{did_you_mean(key, columns)}")
     size = architecture.size(model)
     sizes = {name: value for name, value in size.items() if value is not None}
     row = {
