@@ -63,7 +63,7 @@ class Lake:
         return Snapshot.take(self.storage)
 
     def connect(
-        self, runs: Collection[str] | None = None, steps: Collection[int] | None = None
+        self, runs: str | Collection[str] | None = None, steps: int | Collection[int] | None = None
     ) -> duckdb.DuckDBPyConnection:
         """Return a DuckDB connection with a view per table and the tensor functions.
 
@@ -71,7 +71,7 @@ class Lake:
             runs: narrow the views to files of these runs.
             steps: narrow the views to files that can hold these steps.
         """
-        return session.connect(self.snapshot(), runs=runs, steps=steps)
+        return session.connect(self.snapshot(), runs=_listed(runs), steps=_listed(steps))
 
     def sql(self, statement: str) -> duckdb.DuckDBPyRelation:
         """Run SQL; the answer has `.pl()`, `.df()`, `.fetchall()`, `.show()`.
@@ -85,15 +85,17 @@ class Lake:
         self,
         table: str,
         run: str | Collection[str] | None = None,
-        steps: Collection[int] | None = None,
+        steps: int | Collection[int] | None = None,
     ) -> pl.LazyFrame:
         """Return a table as a Polars LazyFrame, files of other runs and steps left out.
 
         Raises:
             SchemaError: if the lake has no such table.
         """
-        runs = [run] if isinstance(run, str) else run
-        return frames.scan(self.snapshot(), table, runs, steps)
+        snapshot, runs = self.snapshot(), _listed(run)
+        for name in runs or ():
+            snapshot.check_run(name)
+        return frames.scan(snapshot, table, runs, _listed(steps))
 
     def runs(self) -> list[dict[str, Any]]:
         """Return a row per run: sizes, seeds, data set, last step, checkpoints, bytes."""
@@ -126,7 +128,7 @@ class Lake:
 
     def compute_metrics(
         self,
-        metrics: Iterable[str] | None = None,
+        metrics: str | Iterable[str] | None = None,
         run: str | None = None,
         table: str = "weights",
         on_progress: Callable[[int, int], None] | None = None,
@@ -142,7 +144,7 @@ class Lake:
         Raises:
             MetricError: for an unknown metric.
         """
-        names = None if metrics is None else list(metrics)
+        names = _listed(metrics)
         return materialize.compute(self.storage, run, names, table, on_progress)
 
     def coverage(self, run: str) -> list[dict[str, Any]]:
@@ -234,8 +236,8 @@ class Lake:
 
 def connect(
     lake: str | Lake,
-    runs: Collection[str] | None = None,
-    steps: Collection[int] | None = None,
+    runs: str | Collection[str] | None = None,
+    steps: int | Collection[int] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> duckdb.DuckDBPyConnection:
     """Return a DuckDB connection to a lake, with views and tensor functions; see `Lake.connect`."""
@@ -253,10 +255,17 @@ def _lake(lake: str | Lake, storage_options: Mapping[str, Any] | None) -> Lake:
     return lake if isinstance(lake, Lake) else Lake(lake, storage_options)
 
 
+def _listed(given: Any) -> list[Any] | None:
+    """Return one name or step, or several, as a list; None stays None."""
+    if given is None:
+        return None
+    return [given] if isinstance(given, (str, int)) else list(given)
+
+
 def _run_summary(snapshot: Snapshot, name: str, row: Mapping[str, Any]) -> dict[str, Any]:
     files = [file for file in snapshot.all_files() if f"/run={name}/" in file.path]
     checkpoints = snapshot.read("checkpoints", ["global_step"], runs=[name])
-    scalars = [file.max_step for file in files if file.table == "scalars"]
+    steps = [file.max_step for file in files if file.max_step is not None]
     config = json.loads(row.get("config") or "{}")
     return {
         "run": name,
@@ -266,7 +275,7 @@ def _run_summary(snapshot: Snapshot, name: str, row: Mapping[str, Any]) -> dict[
         "dataset": row.get("dataset"),
         "seed_init": row.get("seed_init"),
         "seed_data": row.get("seed_data"),
-        "last_step": max((step for step in scalars if step is not None), default=None),
+        "last_step": max(steps, default=None),
         "max_steps": config.get("max_steps"),
         "checkpoints": len(pa.compute.unique(checkpoints["global_step"])),
         "files": len(files),

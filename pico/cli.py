@@ -7,6 +7,7 @@ standard error and exit code 2. Results go to standard output, everything else t
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -35,6 +36,18 @@ FormatOption = Annotated[Format, typer.Option("--format", help="How to write the
 OutOption = Annotated[
     Path | None, typer.Option("-o", "--out", help="Write to this file instead of the terminal.")
 ]
+
+
+@app.callback(invoke_without_command=True)
+def pico(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and stop.")] = False,
+) -> None:
+    """Answer `pico --version`."""
+    if version:
+        from pico import __version__
+
+        typer.echo(f"pico {__version__}")
+        raise Exit(0)
 
 
 @app.command(
@@ -84,7 +97,12 @@ def train(
         return
     began = "" if outcome.resumed_from is None else f" (resumed from {outcome.resumed_from})"
     ended = "stopped" if outcome.interrupted else "finished"
-    _note(f"run {run} {ended} at step {outcome.steps}{began}; ask it: pico runs --lake {lake}")
+    for remark in outcome.remarks:
+        _note(f"note: {remark}")
+    _note(
+        f"run {run} {ended} at step {outcome.steps}{began}; ask it: "
+        f"pico runs --lake {shlex.quote(lake)}"
+    )
     if outcome.interrupted:
         raise Exit(130)
 
@@ -117,6 +135,8 @@ def sql(
     out: OutOption = None,
 ) -> None:
     """Ask a lake in SQL (DuckDB), with a view per table and tensor functions."""
+    if statement == "-" and sys.stdin is None:
+        raise QueryError("standard input is closed; there is no SQL to read")
     text = sys.stdin.read() if statement == "-" else statement
     _write_relation(_open(lake).sql(text), format, out)
 
@@ -200,8 +220,19 @@ def metrics_compute(
 
 
 def main() -> None:
-    """Run the command line; the entry point `pico`."""
-    sys.exit(run_command(sys.argv[1:]))
+    """Run the command line; the entry point `pico`.
+
+    An error that nobody expected is a bug, and still one line: PICO_TRACEBACK=1 shows where.
+    """
+    _ready_streams()
+    try:
+        code = run_command(sys.argv[1:])
+    except Exception as error:
+        if os.environ.get("PICO_TRACEBACK"):
+            raise
+        what = f"{type(error).__name__}: {one_line(error)}"
+        code = _fail(f"unexpected {what:.500} (PICO_TRACEBACK=1 shows where)", 1)
+    sys.exit(code)
 
 
 def run_command(arguments: list[str]) -> int:
@@ -232,6 +263,16 @@ def _with_help(error: TyperException) -> str:
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "pico"
     return f"{' '.join(error.format_message().split())} See: {where} --help"
+
+
+def _ready_streams() -> None:
+    """Give closed streams a place to write to, and let every character through to the others."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for the process's life)
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _fail(message: str, code: int = 2) -> int:

@@ -105,9 +105,17 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes that do not fit each other."""
-        for name in ("d_model", "n_layers", "n_heads", "n_kv_heads", "context"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+        counts = (
+            "d_model",
+            "d_hidden",
+            "n_layers",
+            "n_heads",
+            "n_kv_heads",
+            "vocab_size",
+            "context",
+        )
+        _within(self, "model", **dict.fromkeys(counts, (1, 2**31 - 1)))
+        _within(self, "model", rope_theta=(1.0, math.inf), norm_eps=(0.0, 1.0))
         if self.architecture != "pico-decoder":
             raise ConfigError(
                 f"architecture {self.architecture!r} cannot be trained; use 'pico-decoder'"
@@ -157,7 +165,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         """Refuse rates out of range."""
-        _within(self, "optimizer", lr=(0.0, math.inf), eps=(0.0, math.inf))
+        _within(self, "optimizer", lr=(0.0, 1e9), eps=(0.0, 1.0))
         _within(self, "optimizer", weight_decay=(0.0, math.inf), warmup_steps=(0, math.inf))
         _within(self, "optimizer", min_lr_ratio=(0.0, 1.0), max_grad_norm=(0.0, math.inf))
         if not all(0.0 <= beta < 1.0 for beta in self.betas):

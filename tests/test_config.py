@@ -194,7 +194,7 @@ def test_numbers_that_yaml_reads_as_something_else(text, value):
         ({"model": {"d_model": 100}}, r"d_model 100 is not a multiple of n_heads 12"),
         ({"model": {"n_kv_heads": 5}}, r"n_heads 12 is not a multiple of n_kv_heads 5"),
         ({"model": {"d_model": 36}}, r"d_model / n_heads = 3 is odd"),
-        ({"model": {"n_layers": 0}}, r"n_layers must be at least 1, not 0"),
+        ({"model": {"n_layers": 0}}, r"model.n_layers must be between 1 and 2147483647, not 0"),
         ({"model": {"dropout": 1.0}}, r"dropout must lie in \[0, 1\), not 1.0"),
         ({"model": {"architecture": "gpt"}}, r"architecture 'gpt' cannot be trained"),
         ({"batch": {"size": 0}}, r"batch.size must be at least 1, not 0"),
@@ -285,7 +285,7 @@ def test_a_near_name_is_offered():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("optimizer.lr=-1", "optimizer.lr must be at least 0.0, not -1.0"),
+        ("optimizer.lr=-1", "optimizer.lr must be between 0.0 and 1000000000.0, not -1.0"),
         ("optimizer.betas=[0.9, 1.0]", "optimizer.betas must lie in [0, 1), not [0.9, 1.0]"),
         ("optimizer.min_lr_ratio=2", "optimizer.min_lr_ratio must be between 0.0 and 1.0, not 2.0"),
         ("data.heldout_fraction=1", "data.heldout_fraction must be between 0.0 and 0.99, not 1.0"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,8 @@ class Corpus:
     tokenizer: Tokenizer
     is_new: bool
     """Whether it was made now."""
+    remarks: tuple[str, ...] = ()
+    """What was replaced or skipped while the text was read, if it was read now."""
 
 
 def prepare(storage: Storage, config: DataConfig, notify: Notify | None = None) -> Corpus:
@@ -61,7 +63,7 @@ def prepare(storage: Storage, config: DataConfig, notify: Notify | None = None) 
     """
     notify = notify or (lambda message, done, total: None)
     notify("reading text", 0, None)
-    settings, threshold = _settings(config)
+    settings, threshold, remarks = _settings(config)
     is_given = config.name is not None
     name = config.name if config.name is not None else sources.default_name(config.source)
     base = check_name(name, "data set")
@@ -74,7 +76,8 @@ def prepare(storage: Storage, config: DataConfig, notify: Notify | None = None) 
             with Stream(storage, f"data.{name}") as stream:
                 name_now, stored = _find(storage, base, settings, is_given)
                 if stored is None and name_now == name:
-                    return _make(stream, name, config, settings, threshold, notify)
+                    made = _make(stream, name, config, settings, threshold, notify)
+                    return replace(made, remarks=remarks)
         except LeaseError:  # another process makes the same data set; wait for it
             if time.monotonic() > deadline:
                 raise
@@ -94,17 +97,21 @@ def tokenizer_of(snapshot: Snapshot, dataset: str) -> Tokenizer:
     return Tokenizer.from_json(text)
 
 
-def _settings(config: DataConfig) -> tuple[str, int]:
-    """Return a hash of the text and of all that decides the rows, and the held-out threshold."""
+def _settings(config: DataConfig) -> tuple[str, int, tuple[str, ...]]:
+    """Read the text once; return a hash of all that decides the rows, threshold and remarks."""
     digest = xxhash.xxh3_128()
-    documents = _hashed(sources.documents(config.source, config.max_bytes), digest)
+    source = sources.documents(config.source, config.max_bytes)
+    documents = _hashed(source, digest)
     threshold = heldout.heldout_threshold(documents, config.heldout_fraction)
     for _ in documents:  # without a held-out part the pass above reads nothing
         pass
     given = tokenize.load(config.tokenizer).name if config.tokenizer else None
     decisive = [given, given or config.vocab_size, config.seq_len, config.heldout_fraction]
     digest.update(json.dumps(decisive).encode())
-    return digest.hexdigest(), threshold
+    found = source.report
+    is_lossy = found.n_replaced or found.n_binary or found.n_empty
+    remarks = (f"text: {found.summary()}",) if is_lossy and config.source != "stdlib" else ()
+    return digest.hexdigest(), threshold, remarks
 
 
 def _hashed(documents: Iterable[sources.Document], digest: Any) -> Iterator[sources.Document]:

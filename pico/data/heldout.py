@@ -46,7 +46,7 @@ def heldout_threshold(documents: Iterable[Document], fraction: float) -> int:
         lowest, highest = min(lowest, value), max(highest, value)
     if lowest >= highest:
         raise DataError(
-            "nothing can be held out of a single document; give more documents, "
+            "nothing can be held out of a single document (or of copies of one); give more text, "
             "name the text file itself instead of its folder, or set heldout_fraction to 0"
         )
     return min(max(int(fraction * _HASHES), lowest + 1), highest)

@@ -26,6 +26,10 @@ def guarded() -> Iterator[None]:
         yield
     except duckdb.Error as error:
         raise QueryError(message(error)) from None
+    except RuntimeError as error:
+        if "interrupted" in str(error):  # DuckDB's word for Ctrl-C
+            raise KeyboardInterrupt from None
+        raise
 
 
 def message(error: duckdb.Error) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import signal
 import threading
 import time
@@ -34,6 +35,7 @@ from pico import models
 from pico.config import RunConfig
 from pico.data import corpus, order
 from pico.data.loader import Loader, SequenceReader
+from pico.errors import ConfigError, one_line
 from pico.lake.names import check_name
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
@@ -68,6 +70,8 @@ class Outcome:
     interrupted: bool
     heldout_loss: float | None
     """The last one measured in this session; None if none was."""
+    remarks: tuple[str, ...] = ()
+    """What somebody should know: text that was replaced or skipped, a loss that is not finite."""
 
 
 class Trainer:
@@ -96,6 +100,7 @@ class Trainer:
         self._on_step, self._on_data = on_step, on_data
         self._stop = False
         self._heldout_loss: float | None = None
+        self._loss_now = 0.0
 
     def fit(self, resume: Literal["auto", "never"] = "auto") -> Outcome:
         """Train until `max_steps`, or until interrupted.
@@ -115,6 +120,7 @@ class Trainer:
             checkpoint.check_config(self._storage, self._run, self._config)
         if start is not None and self._is_finished(start):
             return Outcome(self._run, start, start, False, None)
+        self._fabric = _quiet_fabric(self._config)
         self._set_up()
         if start is not None:
             checkpoint.check_dataset(self._storage, self._run, self._corpus.dataset)
@@ -127,7 +133,11 @@ class Trainer:
             if self._stop:
                 recorder.checkpoint()
         steps = recorder.step_number
-        return Outcome(self._run, steps, start, self._stop, self._heldout_loss)
+        return Outcome(self._run, steps, start, self._stop, self._heldout_loss, self._remarks())
+
+    def _remarks(self) -> tuple[str, ...]:
+        diverged = () if math.isfinite(self._loss_now) else (f"the loss is {self._loss_now}",)
+        return (*self._corpus.remarks, *diverged)
 
     def _is_finished(self, start: int) -> bool:
         """Whether nothing is left to do: neither a step, nor the held-out loss of the last state.
@@ -145,7 +155,6 @@ class Trainer:
         training = SequenceReader(snapshot, self._corpus.dataset)
         self._loader = Loader(training, order.SHUFFLED, config.seeds.data, config.batch.size)
         self._heldout = self._heldout_rows(snapshot)
-        self._fabric = _quiet_fabric(config)
         self._model = models.build(
             config.model, self._corpus.tokenizer.vocab_size, config.seeds.init
         )
@@ -219,7 +228,7 @@ class Trainer:
         rate = optim.learning_rate(config.optimizer, step, config.max_steps)
         optim.set_learning_rate(self._optimizer, rate)
         self._loss.train()
-        mean_loss = self._accumulate(recorder, step)
+        mean_loss = self._loss_now = self._accumulate(recorder, step)
         recorder.before_optimizer_step()
         grad_norm = self._clip()
         recorder.after_clipping()
@@ -298,6 +307,8 @@ class Trainer:
             if self._stop:
                 raise KeyboardInterrupt
             self._stop = True
+            if self._on_data is not None:
+                self._on_data("finishing the step; press Ctrl-C again to stop at once", 0, None)
 
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -323,6 +334,12 @@ def _quiet_fabric(config: RunConfig) -> Fabric:
     logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fabric = Fabric(accelerator=config.accelerator, devices=1, precision=config.precision)
-        fabric.launch()
+        try:
+            fabric = Fabric(accelerator=config.accelerator, devices=1, precision=config.precision)
+            fabric.launch()
+        except (RuntimeError, ValueError) as error:  # Lightning's word for an absent device
+            raise ConfigError(
+                f"accelerator {config.accelerator!r} with precision {config.precision!r} cannot "
+                f"be had here: {one_line(error)}"
+            ) from None
     return fabric

@@ -263,3 +263,8 @@ def test_wrong_schema_version(fail: Fail, damaged: Path, table: str) -> None:
     else:
         assert message in fail("metrics", "compute", "--metric", "gini", *lake)
     assert run_command(["sql", "SELECT count(*) FROM scalars", *lake]) == 0
+
+
+def test_the_version_is_told(capsys):
+    assert run_command(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("pico 0.")
