@@ -20,7 +20,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile \
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 
-demo: $(READY) ## train two nano models into demo-lake/ and ask about them (about 4 minutes)
+demo: $(READY) ## train two nano models into demo-lake/ and ask about them (one to four minutes after set-up)
 	$(BIN)/pico demo $(ARGS)
 
 test: $(READY) ## run the tests, without the slow ones; ARGS="-k codec" narrows, JOBS=1 runs in turn

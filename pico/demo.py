@@ -25,7 +25,7 @@ RUNS = {"seed-0": 0, "seed-1": 1}
 PROMPT = "def "
 _METRICS = ("effective_rank", "per", "gini", "hoyer")
 _BARS = "▁▂▃▄▅▆▇█"
-_CHART_WIDTH = 40
+_CHART_WIDTH = 20
 _COLUMNS = 6
 
 
