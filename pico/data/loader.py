@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pico import schema
 from pico.data import order
-from pico.errors import CorruptError, DataError, one_line
+from pico.errors import CorruptError, DataError
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot, partition
+from pico.lake.table import guarded, open_file
 
 CACHE_BYTES = 1 << 30
 """Token ids that a reader keeps in memory."""
@@ -81,7 +79,7 @@ class SequenceReader:
 
     def _layout(self, entry: Entry) -> list[tuple[int, int, int]]:
         """Return (row group, first sequence id, rows) of a file, from its footer."""
-        metadata = self._open(entry).metadata
+        metadata = open_file(self._storage, entry).metadata
         column = schema.table("sequences").column_names.index("sequence_id")
         found = []
         for group in range(metadata.num_row_groups):
@@ -101,10 +99,8 @@ class SequenceReader:
             self._cache.move_to_end(index)
             return self._cache[index]
         entry, group = self._groups[index]
-        try:
-            table = self._open(entry).read_row_group(group, columns=["tokens"])
-        except (pa.ArrowException, OSError) as error:
-            raise CorruptError(f"{entry.path} cannot be read: {one_line(error)}") from None
+        file = open_file(self._storage, entry)
+        table = guarded(entry, lambda: file.read_row_group(group, columns=["tokens"]))
         column = table["tokens"].combine_chunks()
         flat = column.flatten().to_numpy(zero_copy_only=False)
         rows: npt.NDArray[np.int32] = flat.reshape(len(column), -1).copy()
@@ -114,16 +110,6 @@ class SequenceReader:
             _, dropped = self._cache.popitem(last=False)
             self._cached_bytes -= dropped.nbytes
         return rows
-
-    def _open(self, entry: Entry) -> Any:
-        try:
-            file = pq.ParquetFile(self._storage.open(entry.path))
-        except FileNotFoundError:
-            raise CorruptError(f"{entry.path} is missing although the log names it") from None
-        except (pa.ArrowException, OSError) as error:
-            raise CorruptError(f"{entry.path} cannot be read: {one_line(error)}") from None
-        schema.table("sequences").accepts(file.schema_arrow, entry.path)
-        return file
 
 
 class Loader:

@@ -11,6 +11,7 @@ import errno
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -83,20 +84,29 @@ def move(staged: Path, final: Path) -> None:
     sync_folder(final.parent)
 
 
-def put_new(final: Path, data: bytes, staging: Path) -> bool:
-    """Create `final` with `data` unless it exists; exclusive among all processes.
-
-    Returns:
-        False when the file was there already; its content is then untouched.
-    """
+@contextmanager
+def _staged(data: bytes, staging: Path) -> Iterator[Path]:
+    """Write `data` durably to a new staging file; whatever is left of it at the end is deleted."""
     make_folder(staging)
-    make_folder(final.parent)
     staged = staging / f"{uuid.uuid4().hex}.inprogress"
     try:
         with staged.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        yield staged
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def put_new(final: Path, data: bytes, staging: Path) -> bool:
+    """Create `final` with `data` unless it exists; exclusive among all processes.
+
+    Returns:
+        False when the file was there already; its content is then untouched.
+    """
+    make_folder(final.parent)
+    with _staged(data, staging) as staged:
         try:
             os.link(staged, final)
         except FileExistsError:
@@ -107,8 +117,6 @@ def put_new(final: Path, data: bytes, staging: Path) -> bool:
             return _put_locked(staged, final, staging)
         sync_folder(final.parent)
         return True
-    finally:
-        staged.unlink(missing_ok=True)
 
 
 def _put_locked(staged: Path, final: Path, staging: Path) -> bool:
@@ -130,13 +138,5 @@ def _put_locked(staged: Path, final: Path, staging: Path) -> bool:
 
 def replace(final: Path, data: bytes, staging: Path) -> None:
     """Write `data` to `final`, whole or not at all, over what was there."""
-    make_folder(staging)
-    staged = staging / f"{uuid.uuid4().hex}.inprogress"
-    try:
-        with staged.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+    with _staged(data, staging) as staged:
         move(staged, final)
-    finally:
-        staged.unlink(missing_ok=True)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -127,7 +126,7 @@ def read(
             raise SchemaError(f"table {spec.name} has no column {name!r}.{hint}")
     tables = []
     for entry in entries:
-        table = _guarded(entry, lambda e=entry: _open(storage, e).read(columns=columns))  # type: ignore[misc]
+        table = guarded(entry, lambda e=entry: open_file(storage, e).read(columns=columns))  # type: ignore[misc]
         table = table.select(columns or spec.column_names)
         tables.append(table.filter(filter) if filter is not None else table)
     return pa.concat_tables(tables)
@@ -211,7 +210,17 @@ def _sort_key(spec: TableSchema, keys: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple((item is None, 0 if item is None else item) for item in wanted)
 
 
-def _open(storage: Storage, entry: Entry) -> pq.ParquetFile:
+def open_file(storage: Storage, entry: Entry) -> pq.ParquetFile:
+    """Open a data file that fits its schema and the log, page checksums compared on reading.
+
+    Raises:
+        CorruptError: if it is missing or damaged.
+        SchemaError: if its table, version or columns are not those of the schema.
+    """
+    return guarded(entry, lambda: _open_checked(storage, entry))
+
+
+def _open_checked(storage: Storage, entry: Entry) -> pq.ParquetFile:
     file = pq.ParquetFile(storage.open(entry.path), page_checksum_verification=True)
     schema.table(entry.table).accepts(file.schema_arrow, entry.path)
     meta = file.metadata
@@ -227,18 +236,18 @@ def _matching_rows(
     """Yield the rows of a file whose keys match, opening only the row groups that hold one."""
     spec = schema.table(entry.table)
     key_columns = [name for name in spec.column_names if name not in ("value", "raw")]
-    file = _guarded(entry, lambda: _open(storage, entry))
+    file = open_file(storage, entry)
     for group in range(file.num_row_groups):
         read_group = file.read_row_group
-        rows = _guarded(entry, lambda g=group, r=read_group: r(g, columns=key_columns).to_pylist())  # type: ignore[misc]
+        rows = guarded(entry, lambda g=group, r=read_group: r(g, columns=key_columns).to_pylist())  # type: ignore[misc]
         wanted = [index for index, row in enumerate(rows) if keep(row)]
         if not wanted:
             continue
-        heavy = _guarded(entry, lambda g=group, r=read_group: r(g, columns=["value", "raw"]))  # type: ignore[misc]
+        heavy = guarded(entry, lambda g=group, r=read_group: r(g, columns=["value", "raw"]))  # type: ignore[misc]
         values = heavy["value"].combine_chunks()
         for index in wanted:
             scalar = values[index]
-            value = _guarded(entry, lambda s=scalar: s.values.to_numpy() if s.is_valid else None)  # type: ignore[misc]
+            value = guarded(entry, lambda s=scalar: s.values.to_numpy() if s.is_valid else None)  # type: ignore[misc]
             yield {**rows[index], "value": value, "raw": heavy["raw"][index].as_py()}
 
 
@@ -255,8 +264,8 @@ def _assemble(rows: Sequence[Mapping[str, Any]], entry: Entry, verify: bool) -> 
     return TensorRow({k: v for k, v in first.items() if k not in hidden}, tensor)
 
 
-def _guarded(entry: Entry, action: Callable[[], Any]) -> Any:
-    """Run a read; whatever the native reader says of a damaged file becomes `CorruptError`."""
+def guarded(entry: Entry, action: Callable[[], Any]) -> Any:
+    """Return what `action` reads of a file; a native reader's error becomes `CorruptError`."""
     try:
         return action()
     except PicoError:
@@ -270,8 +279,3 @@ def _guarded(entry: Entry, action: Callable[[], Any]) -> Any:
 def empty(table: str) -> pa.Table:
     """Return no rows of a table, with its columns."""
     return schema.table(table).arrow.empty_table()
-
-
-def numpy_lists(column: pa.ChunkedArray) -> list[np.ndarray[Any, Any]]:
-    """Return a list column as one numpy array per row."""
-    return [row.values.to_numpy(zero_copy_only=False) for row in column]

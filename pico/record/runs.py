@@ -107,12 +107,13 @@ def describe(
             raise RecordError(f"info: runs has no column {key!r}.{did_you_mean(key, columns)}")
     size = architecture.size(model)
     sizes = {name: value for name, value in size.items() if value is not None}
+    versions = _library_versions()
     row = {
         "run_id": run,
         "run_uuid": str(uuid.uuid4()),
         "created_at": datetime.datetime.now(datetime.UTC),
-        "code_version": importlib.metadata.version("pico-lake") if _installed() else None,
-        "library_versions": json.dumps(_library_versions()),
+        "code_version": versions.get("pico-lake"),
+        "library_versions": json.dumps(versions),
         **sizes,
         **info,
     }
@@ -184,14 +185,6 @@ def _withdraw_after(stream: Stream, run: str, step: int) -> None:
     if later:
         transaction.take_away([*later, *derived], withdraw=True)
     transaction.commit()
-
-
-def _installed() -> bool:
-    try:
-        importlib.metadata.version("pico-lake")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _library_versions() -> dict[str, str]:

@@ -95,7 +95,7 @@ class Trainer:
             on_data: called while the data set is made, with a message, and done and total.
         """
         self._record = {"checkpoints": {"every": CHECKPOINT_EVERY}, **config.record}
-        plan.parse(self._record)
+        self._plan = plan.parse(self._record)
         self._storage, self._run, self._config = storage, check_name(run), config
         self._on_step, self._on_data = on_step, on_data
         self._stop = False
@@ -201,7 +201,7 @@ class Trainer:
 
     def _probes(self) -> list[Probe]:
         """Make the built-in probes that the `record` section asks for."""
-        asked = plan.parse(self._record)
+        asked = self._plan
         names = {item.probe for item in asked.activations if item.probe} | set(asked.probes)
         made = []
         for name in sorted(names & set(plan.PROBES)):
