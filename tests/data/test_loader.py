@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pico import schema
 from pico.data import order
 from pico.data.loader import Loader, SequenceReader
-from pico.errors import CorruptError, DataError
+from pico.errors import CorruptError, DataError, SchemaError
 from pico.lake.commit import Stream
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
@@ -144,3 +144,22 @@ def test_damaged_pages_are_an_error(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(CorruptError, match=path.name):
         SequenceReader(Snapshot.take(storage), "text").rows(list(range(100)))
+
+
+def test_no_flipped_bit_changes_a_batch_in_silence(tmp_path: Path) -> None:
+    storage = Storage(str(tmp_path / "lake"))
+    write(storage, np.arange(100))
+    (path,) = (tmp_path / "lake" / "sequences").rglob("*.parquet")
+    whole = path.read_bytes()
+    ids = list(range(100))
+    right = SequenceReader(Snapshot.take(storage), "text").rows(ids)
+    noticed = 0
+    for place in range(4, len(whole) - 8, max(len(whole) // 60, 1)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        try:
+            found = SequenceReader(Snapshot.take(storage), "text").rows(ids)
+        except (CorruptError, SchemaError):
+            noticed += 1
+        else:  # a byte of another column, or one that says nothing
+            assert np.array_equal(found, right)
+    assert noticed > 10
