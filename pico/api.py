@@ -6,17 +6,14 @@ are called, and say which extra is missing. Every method that reads takes a fres
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow as pa
-
 from pico import config as configs
-from pico import schema
 from pico.config import RunConfig
 from pico.errors import MissingExtraError, RecordError
+from pico.lake import overview
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.sql import frames, functions, library, materialize, session, statements
@@ -99,9 +96,7 @@ class Lake:
 
     def runs(self) -> list[dict[str, Any]]:
         """Return a row per run: sizes, seeds, data set, last step, checkpoints, bytes."""
-        snapshot = self.snapshot()
-        rows = {row["run_id"]: row for row in snapshot.read("runs").to_pylist()}
-        return [_run_summary(snapshot, name, rows.get(name, {})) for name in snapshot.runs()]
+        return overview.runs(self.snapshot())
 
     def queries(self) -> list[Query]:
         """Return the shipped queries."""
@@ -149,25 +144,7 @@ class Lake:
 
     def coverage(self, run: str) -> list[dict[str, Any]]:
         """Return what is recorded of a run: table, files, first and last step, rows, bytes."""
-        snapshot = self.snapshot()
-        snapshot.check_run(run)
-        rows = []
-        for table in schema.tables():
-            files = snapshot.files(table, runs=[run])
-            files = [file for file in files if f"/run={run}/" in file.path]
-            steps = [s for f in files for s in (f.min_step, f.max_step) if s is not None]
-            if files:
-                rows.append(
-                    {
-                        "table": table,
-                        "files": len(files),
-                        "first_step": min(steps, default=None),
-                        "last_step": max(steps, default=None),
-                        "rows": sum(file.rows for file in files),
-                        "bytes": sum(file.bytes for file in files),
-                    }
-                )
-        return rows
+        return overview.coverage(self.snapshot(), run)
 
     def batch(self, run: str, step: int) -> np.ndarray[Any, Any]:
         """Return the token ids that a step saw: `(sequences, seq_len + 1)`, in order.
@@ -260,24 +237,3 @@ def _listed(given: Any) -> list[Any] | None:
     if given is None:
         return None
     return [given] if isinstance(given, (str, int)) else list(given)
-
-
-def _run_summary(snapshot: Snapshot, name: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    files = [file for file in snapshot.all_files() if f"/run={name}/" in file.path]
-    checkpoints = snapshot.read("checkpoints", ["global_step"], runs=[name])
-    steps = [file.max_step for file in files if file.max_step is not None]
-    config = json.loads(row.get("config") or "{}")
-    return {
-        "run": name,
-        "created_at": row.get("created_at"),
-        "family": row.get("family"),
-        "n_params": row.get("n_params"),
-        "dataset": row.get("dataset"),
-        "seed_init": row.get("seed_init"),
-        "seed_data": row.get("seed_data"),
-        "last_step": max(steps, default=None),
-        "max_steps": config.get("max_steps"),
-        "checkpoints": len(pa.compute.unique(checkpoints["global_step"])),
-        "files": len(files),
-        "bytes": sum(file.bytes for file in files),
-    }

@@ -1,0 +1,142 @@
+"""Commands that ask: `pico runs`, `coverage`, `sql`, `query`, `functions`, `metrics`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Literal
+
+import typer
+
+from pico.cli.app import (
+    FormatOption,
+    LakeOption,
+    OutOption,
+    app,
+    note,
+    open_lake,
+    write_relation,
+    write_rows,
+)
+from pico.errors import QueryError
+
+metrics_app = typer.Typer(help="Metrics of tensors, computed once and kept.", rich_markup_mode=None)
+app.add_typer(metrics_app, name="metrics")
+
+
+@app.command(epilog="Example:  pico runs --lake my-lake")
+def runs(lake: LakeOption, format: FormatOption = "table", out: OutOption = None) -> None:
+    """List the runs of a lake."""
+    write_rows(open_lake(lake).runs(), format, out)
+
+
+@app.command(epilog="Example:  pico coverage first --lake my-lake")
+def coverage(
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    lake: LakeOption,
+    format: FormatOption = "table",
+    out: OutOption = None,
+) -> None:
+    """Show what is recorded of a run: tables, steps, rows, bytes."""
+    write_rows(open_lake(lake).coverage(run), format, out)
+
+
+@app.command(
+    epilog="Examples:  pico sql \"SELECT step, gini(tensor) FROM weights WHERE component = 'o'\" "
+    "--lake my-lake  |  pico sql - --lake my-lake --format csv -o answer.csv < question.sql",
+)
+def sql(
+    statement: Annotated[str, typer.Argument(help="SQL, or - to read it from standard input.")],
+    lake: LakeOption,
+    format: FormatOption = "table",
+    out: OutOption = None,
+) -> None:
+    """Ask a lake in SQL (DuckDB), with a view per table and tensor functions."""
+    if statement == "-" and sys.stdin is None:
+        raise QueryError("standard input is closed; there is no SQL to read")
+    text = sys.stdin.read() if statement == "-" else statement
+    write_relation(open_lake(lake).sql(text), format, out)
+
+
+@app.command(
+    epilog="Examples:  pico query list  |  pico query show loss  |  "
+    "pico query loss -p run=first --lake my-lake",
+)
+def query(
+    name: Annotated[str, typer.Argument(help="A query's name, or: list, show.")] = "list",
+    shown: Annotated[str | None, typer.Argument(metavar="[NAME]", help="After show.")] = None,
+    parameters: Annotated[
+        list[str] | None, typer.Option("-p", "--param", metavar="KEY=VALUE", help="A parameter.")
+    ] = None,
+    lake: Annotated[
+        str | None, typer.Option("--lake", envvar="PICO_LAKE", help="Folder or URL of the lake.")
+    ] = None,
+    format: FormatOption = "table",
+    out: OutOption = None,
+) -> None:
+    """List the shipped queries, show one, or run one."""
+    from pico.sql import library
+
+    if name == "list":
+        rows = [{"query": q.name, "answers": q.summary} for q in library.list_queries()]
+        write_rows(rows, format, out)
+        return
+    if name == "show":
+        if shown is None:
+            raise QueryError("show which query? pico query show NAME; list them: pico query list")
+        typer.echo(library.get_query(shown).text.rstrip())
+        return
+    library.get_query(name)  # an unknown query is told before an absent lake
+    if shown is not None:
+        raise QueryError(f"unexpected argument {shown!r}; parameters are given as -p key=value")
+    if lake is None:
+        raise QueryError("which lake? name it with --lake or PICO_LAKE")
+    values = dict(_pair(item) for item in parameters or [])
+    write_relation(open_lake(lake).query(name, **values), format, out)
+
+
+@app.command(epilog="Example:  pico functions")
+def functions(format: FormatOption = "table", out: OutOption = None) -> None:
+    """List the tensor functions that SQL has here."""
+    from pico.sql import functions as tensor_functions
+
+    write_rows([dict(f) for f in tensor_functions.functions()], format, out)
+
+
+@metrics_app.command("list", epilog="Example:  pico metrics list")
+def metrics_list(format: FormatOption = "table", out: OutOption = None) -> None:
+    """List the metrics."""
+    from pico.metrics import registry
+
+    found = [registry.get(name) for name in registry.names()]
+    rows = [{"metric": m.name, "of": m.kind, "version": m.version, "is": m.summary} for m in found]
+    write_rows(rows, format, out)
+
+
+@metrics_app.command(
+    "compute",
+    epilog="Example:  pico metrics compute --metric per --metric gini --lake my-lake",
+)
+def metrics_compute(
+    lake: LakeOption,
+    run: Annotated[str | None, typer.Option("--run", help="One run; by default all.")] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", help="A metric; by default all of one tensor.")
+    ] = None,
+    table: Annotated[
+        Literal["weights", "gradients", "activations", "optimizer"],
+        typer.Option("--table", help="Whose tensors."),
+    ] = "weights",
+) -> None:
+    """Compute the metrics that are missing and keep them in the lake."""
+    from pico.progress import counting_bar
+
+    with counting_bar("tensors") as on_progress:
+        done = open_lake(lake).compute_metrics(metric or None, run, table, on_progress)
+    note(str(done))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise QueryError(f"parameter {text!r} is not of the form key=value")
+    return key, value

@@ -1,0 +1,68 @@
+"""Commands that train: `pico demo`, `pico train`."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Annotated, Literal
+
+import typer
+from typer.exceptions import Exit
+
+from pico.cli.app import LakeOption, app, note
+
+
+@app.command(
+    epilog="Examples:  pico demo  |  pico demo --lake /tmp/lake --steps 100",
+)
+def demo(
+    lake: Annotated[
+        str, typer.Option("--lake", envvar="PICO_LAKE", help="Folder or URL of the lake.")
+    ] = "./demo-lake",
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, help="Optimizer steps of each run.")
+    ] = 300,
+) -> None:
+    """Train two small models on real text and look at how they learned."""
+    from pico import demo as show
+
+    show.run(lake, steps)
+
+
+@app.command(
+    epilog="Examples:  pico train nano --lake my-lake --run first  |  "
+    "pico train nano seeds.init=7 max_steps=500 --lake my-lake --run second",
+)
+def train(
+    config: Annotated[str, typer.Argument(help="A YAML file, or a shipped config's name.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, dotted keys.")
+    ] = None,
+    *,
+    lake: LakeOption,
+    run: Annotated[str, typer.Option("--run", help="Name of the run.")],
+    resume: Annotated[
+        Literal["auto", "never"],
+        typer.Option("--resume", help="auto: go on from the last checkpoint; never: a new run."),
+    ] = "auto",
+) -> None:
+    """Train a run into a lake; Ctrl-C finishes the step, commits, and exits with code 130."""
+    from pico import Lake
+    from pico import config as configs
+    from pico.progress import TrainingBar
+
+    resolved = configs.load(config, overrides or [])
+    with TrainingBar(run, resolved.max_steps) as bar:
+        outcome = Lake(lake).train(resolved, run, (), resume, bar.on_step, bar.on_data)
+    if outcome.resumed_from == outcome.steps:
+        note(f"run {run} already stands at step {outcome.steps}; nothing to do")
+        return
+    began = "" if outcome.resumed_from is None else f" (resumed from {outcome.resumed_from})"
+    ended = "stopped" if outcome.interrupted else "finished"
+    for remark in outcome.remarks:
+        note(f"note: {remark}")
+    note(
+        f"run {run} {ended} at step {outcome.steps}{began}; ask it: "
+        f"pico runs --lake {shlex.quote(lake)}"
+    )
+    if outcome.interrupted:
+        raise Exit(130)
