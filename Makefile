@@ -15,7 +15,7 @@ READY := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile \
 	--numprocesses $(or $(JOBS),auto) --maxprocesses 8
 
-.PHONY: help demo test test-slow check format bench schemas wheel-test clean
+.PHONY: help demo test test-slow test-random check format bench schemas wheel-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -28,6 +28,9 @@ test: $(READY) ## run the tests, without the slow ones; ARGS="-k codec" narrows,
 
 test-slow: $(READY) ## run the slow tests alone
 	$(PYTEST) -m slow $(ARGS)
+
+test-random: $(READY) ## run the tests in random order (SEED=… repeats one); no test leans on another
+	$(PYTEST) -m "not slow" --random-order $(if $(SEED),--random-order-seed=$(SEED)) $(ARGS)
 
 check: $(READY) ## formatting, lint, types, floors, house rules and documents
 	$(BIN)/ruff format --check
