@@ -8,10 +8,13 @@ them; `get` and `names` open the registry. They know neither lake nor SQL, and l
 from __future__ import annotations
 
 # Importing a module registers the metrics that it defines.
-from pico.metrics.norms import frobenius_norm, l1_norm, max_abs
+from pico.metrics.canonical import pwcca, svcca
+from pico.metrics.change import cosine_similarity, relative_change, subspace_overlap
+from pico.metrics.moments import entry_mean, entry_median, entry_variance, trace
+from pico.metrics.norms import frobenius_norm, inf_norm, l1_norm, max_abs
 from pico.metrics.registry import compute, get, names
-from pico.metrics.similarity import cka
-from pico.metrics.sparsity import gini, hoyer
+from pico.metrics.similarity import cka, cka_debiased, cka_rbf, procrustes, rsa
+from pico.metrics.sparsity import excess_kurtosis, gini, hoyer, l1_l2_ratio, zero_fraction
 from pico.metrics.spectral import (
     condition_number,
     effective_rank,
@@ -21,22 +24,51 @@ from pico.metrics.spectral import (
     stable_rank,
 )
 from pico.metrics.spectrum import spectrum
+from pico.metrics.spread import (
+    alpha_hill,
+    participation_ratio,
+    singular_value_mean,
+    singular_value_variance,
+    spectral_entropy,
+)
 
 __all__ = [
+    "alpha_hill",
     "cka",
+    "cka_debiased",
+    "cka_rbf",
     "compute",
     "condition_number",
+    "cosine_similarity",
     "effective_rank",
+    "entry_mean",
+    "entry_median",
+    "entry_variance",
+    "excess_kurtosis",
     "frobenius_norm",
     "get",
     "gini",
     "hoyer",
+    "inf_norm",
+    "l1_l2_ratio",
     "l1_norm",
     "max_abs",
     "names",
     "nuclear_norm",
+    "participation_ratio",
     "per",
+    "procrustes",
+    "pwcca",
+    "relative_change",
+    "rsa",
+    "singular_value_mean",
+    "singular_value_variance",
+    "spectral_entropy",
     "spectral_norm",
     "spectrum",
     "stable_rank",
+    "subspace_overlap",
+    "svcca",
+    "trace",
+    "zero_fraction",
 ]

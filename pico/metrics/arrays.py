@@ -65,6 +65,33 @@ def as_float64(array: Array) -> tuple[Any, Any]:
     return xp, wide
 
 
+def of_one_device(x: Array, y: Array) -> tuple[Any, Any, Any]:
+    """Return the namespace to compute in and both arrays there, as `as_float64` does.
+
+    Raises:
+        MetricError: The two lie on different devices, or as `as_float64`.
+    """
+    xp, a = as_float64(x)
+    xp_y, b = as_float64(y)
+    if xp is not xp_y or device(a) != device(b):
+        raise MetricError("x and y lie on different devices; move one to the device of the other")
+    return xp, a, b
+
+
+def of_one_shape(x: Array, y: Array, metric: str) -> tuple[Any, Any, Any]:
+    """Return namespace and both arrays like `of_one_device`, of one and the same shape.
+
+    Raises:
+        MetricError: The shapes differ, or as `of_one_device`.
+    """
+    xp, a, b = of_one_device(x, y)
+    if a.shape != b.shape:
+        raise MetricError(
+            f"{metric} compares tensors of one shape, not {tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    return xp, a, b
+
+
 def device(array: Any) -> Any:
     """Return where an array lies, as its namespace's creation functions want it."""
     return array_api_compat.device(array)

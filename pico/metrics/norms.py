@@ -1,4 +1,4 @@
-"""Norms of a tensor's entries: sum, root of squares and maximum of magnitudes.
+"""Norms of a tensor's entries: sum, root of squares, maximum of magnitudes and of row sums.
 
 Called through the registry by SQL, `tensor_stats` and the public names of `pico.metrics`. They
 promise float64 accumulation of whatever type comes in, and no overflow on the way to a finite
@@ -99,3 +99,34 @@ def max_abs(array: Array) -> float:
         Golub and Van Loan, Matrix Computations, 4th ed. (2013), section 2.2.
     """
     return arrays.max_magnitude(*arrays.as_float64(array))
+
+
+@register("tensor")
+def inf_norm(matrix: Array) -> float:
+    """Largest row sum of magnitudes: the matrix norm that belongs to the maximum norm of vectors.
+
+    ‖A‖_∞ = maxᵢ Σⱼ |aᵢⱼ|. `max_abs` is the largest entry, which pico-analyze calls "inf".
+
+    Args:
+        matrix: (m, n); more dimensions are taken as (shape[0], -1), a vector as one column.
+
+    Returns:
+        A float ≥ 0.
+
+    Edge cases:
+        Empty: 0. A NaN entry: NaN; otherwise an infinite entry: inf.
+
+    Example:
+        >>> inf_norm([[1.0, -2.0], [0.5, 0.0]])
+        3.0
+
+    References:
+        Golub and Van Loan, Matrix Computations, 4th ed. (2013), section 2.3.
+    """
+    xp, x = arrays.as_float64(matrix)
+    largest = arrays.max_magnitude(xp, x)
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest
+    rows = xp.reshape(x, (x.shape[0] if x.ndim else 1, -1))
+    unit = arrays.power_of_two(largest)
+    return unit * float(xp.max(xp.sum(xp.abs(rows / unit), axis=1)))

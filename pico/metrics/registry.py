@@ -8,6 +8,7 @@ everywhere, and that any number of spectral metrics of one tensor costs one spec
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -49,9 +50,20 @@ class Metric:
     (see `pico.metrics.arrays.roundoff`). Without it, float32 entries are assumed."""
 
     @property
+    def arguments(self) -> dict[str, int | float]:
+        """Further arguments of a metric of two tensors, by keyword, with their defaults."""
+        if self.kind != "pair":
+            return {}
+        parameters = inspect.signature(self.function).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    any_shape: bool = False
+    """Whether a metric of two tensors takes vectors and scalars too."""
+
+    @property
     def needs_matrix(self) -> bool:
         """Whether the metric is defined only for tensors of two or more dimensions."""
-        return self.kind != "tensor"
+        return not (self.kind == "tensor" or self.any_shape)
 
     def of_spectrum(self, singular_values: arrays.FloatVector, roundoff: float) -> float:
         """Return the value of a metric of kind `spectrum` for entries of the given `roundoff`."""
@@ -60,11 +72,14 @@ class Metric:
         return self.function(singular_values)
 
 
-def register(kind: Literal["tensor", "pair"], version: int = 1) -> Callable[[_F], _F]:
+def register(
+    kind: Literal["tensor", "pair"], version: int = 1, *, any_shape: bool = False
+) -> Callable[[_F], _F]:
     """Return a decorator that registers a function of one array or of two, under its own name."""
 
     def decorate(function: _F) -> _F:
-        _add(Metric(function.__name__, function, kind, version, _first_line(function)))
+        summary = _first_line(function)
+        _add(Metric(function.__name__, function, kind, version, summary, any_shape=any_shape))
         return function
 
     return decorate
@@ -108,8 +123,8 @@ def names(kind: Kind | None = None) -> tuple[str, ...]:
         An unknown kind has no metrics: an empty tuple.
 
     Example:
-        >>> names(kind="pair")
-        ('cka',)
+        >>> names(kind="pair")[:2]
+        ('cka', 'cka_debiased')
     """
     return tuple(sorted(name for name, m in _METRICS.items() if kind in (None, m.kind)))
 

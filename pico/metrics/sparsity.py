@@ -1,7 +1,7 @@
 """Sparsity of a tensor: how unequally the magnitudes of its entries are distributed.
 
-Called through the registry by SQL and the public names of `pico.metrics`. Both measures promise
-float64 accumulation, values in [0, 1] and invariance under scaling and reordering.
+Called through the registry by SQL and the public names of `pico.metrics`. All promise float64
+accumulation and invariance under reordering, and all but the counting of zeros under scaling.
 """
 
 from __future__ import annotations
@@ -78,3 +78,98 @@ def hoyer(array: Array) -> float:
     magnitudes = xp.abs(x / arrays.power_of_two(largest))
     ratio = float(xp.sum(magnitudes)) / math.sqrt(float(xp.sum(magnitudes**2)))
     return min(1.0, max(0.0, (math.sqrt(n) - ratio) / (math.sqrt(n) - 1.0)))
+
+
+@register("tensor")
+def zero_fraction(array: Array) -> float:
+    """Share of the entries that are exactly zero.
+
+    Z = #{i : xᵢ = 0} / n
+
+    Args:
+        array: Any shape, n entries in all.
+
+    Returns:
+        A float in [0, 1].
+
+    Edge cases:
+        Empty: NaN. NaN and infinite entries are not zero; -0.0 is.
+
+    Example:
+        >>> zero_fraction([0.0, -0.0, 3.0, 1e-30])
+        0.5
+
+    References:
+        The ℓ⁰ measure of Hurley and Rickard, Comparing Measures of Sparsity (IEEE Trans. Inf.
+        Theory, 2009), divided by n and turned round.
+    """
+    xp, x = arrays.as_float64(array)
+    n = math.prod(x.shape)
+    return float(xp.sum(xp.astype(x == 0.0, xp.float64))) / n if n else math.nan
+
+
+@register("tensor")
+def excess_kurtosis(array: Array) -> float:
+    """Excess kurtosis of the entries: 0 for normally distributed ones, more with heavier tails.
+
+    κ = m₄ / m₂² - 3, with the central moments mₖ = Σᵢ (xᵢ - x̄)ᵏ / n (not corrected for bias)
+
+    Args:
+        array: Any shape, n entries in all.
+
+    Returns:
+        A float ≥ -2.
+
+    Edge cases:
+        All entries equal, empty, or an entry NaN or infinite: NaN.
+
+    Example:
+        >>> excess_kurtosis([-1.0, 1.0, -1.0, 1.0])
+        -2.0
+
+    References:
+        Joanes and Gill, Comparing Measures of Sample Skewness and Kurtosis (JRSS D, 1998), g₂.
+    """
+    xp, x = arrays.as_float64(array)
+    largest = arrays.max_magnitude(xp, x)
+    if not math.prod(x.shape) or not math.isfinite(largest) or largest == 0.0:
+        return math.nan
+    x = xp.reshape(x, (-1,)) / arrays.power_of_two(largest)
+    x = x - x[0]  # equal entries become exactly 0; their mean alone would leave rounding noise
+    x = x - xp.mean(x)
+    largest = arrays.max_magnitude(xp, x)
+    if largest == 0.0:
+        return math.nan
+    squares = (x / arrays.power_of_two(largest)) ** 2
+    return float(xp.mean(squares**2)) / float(xp.mean(squares)) ** 2 - 3.0
+
+
+@register("tensor")
+def l1_l2_ratio(array: Array) -> float:
+    """Sum of magnitudes over root of squares: 1 where one entry alone is not 0, √n if all equal.
+
+    ‖x‖₁ / ‖x‖₂
+
+    Args:
+        array: Any shape, n entries in all.
+
+    Returns:
+        A float from 1 to √n.
+
+    Edge cases:
+        All zeros, empty, or an entry NaN or infinite: NaN.
+
+    Example:
+        >>> l1_l2_ratio([3.0, -4.0])
+        1.4
+
+    References:
+        Hurley and Rickard, Comparing Measures of Sparsity (IEEE Trans. Inf. Theory, 2009); "code
+        sparsity" in Hu et al., Latent State Models of Training Dynamics (TMLR, 2023).
+    """
+    xp, x = arrays.as_float64(array)
+    largest = arrays.max_magnitude(xp, x)
+    if largest == 0.0 or not math.isfinite(largest) or not math.prod(x.shape):
+        return math.nan
+    magnitudes = xp.abs(x / arrays.power_of_two(largest))
+    return float(xp.sum(magnitudes)) / math.sqrt(float(xp.sum(magnitudes**2)))

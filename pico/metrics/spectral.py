@@ -40,7 +40,7 @@ def nuclear_norm(singular_values: FloatVector) -> float:
     References:
         Recht, Fazel and Parrilo, Guaranteed Minimum-Rank Solutions (SIAM Review, 2010), section 2.
     """
-    relative = _relative_to_largest(singular_values)
+    relative = relative_to_largest(singular_values)
     if relative is None:
         return float(np.sum(singular_values))  # 0, or NaN
     return float(singular_values[0]) * float(np.sum(relative))
@@ -157,7 +157,7 @@ def stable_rank(singular_values: FloatVector) -> float:
     References:
         Rudelson and Vershynin, Sampling from Large Matrices (J. ACM, 2007), section 1.
     """
-    relative = _relative_to_largest(singular_values)
+    relative = relative_to_largest(singular_values)
     return math.nan if relative is None else float(np.sum(relative**2))
 
 
@@ -195,7 +195,7 @@ def condition_number(singular_values: FloatVector, *, roundoff: float = ROUNDOFF
     References:
         Golub and Van Loan, Matrix Computations, 4th ed. (2013), sections 2.6 and 8.6 (Weyl).
     """
-    relative = _relative_to_largest(singular_values)
+    relative = relative_to_largest(singular_values)
     if relative is None:
         return math.nan
     smallest = float(relative[-1])
@@ -203,7 +203,7 @@ def condition_number(singular_values: FloatVector, *, roundoff: float = ROUNDOFF
     return 1.0 / smallest if smallest > floor else math.inf
 
 
-def _relative_to_largest(singular_values: FloatVector) -> FloatVector | None:
+def relative_to_largest(singular_values: FloatVector) -> FloatVector | None:
     """Return σ / σ₁, or None where there is no finite σ₁ > 0: no values, zeros, or NaN."""
     values = np.asarray(singular_values, dtype=np.float64)
     if not len(values) or not 0.0 < values[0] < math.inf:
@@ -211,11 +211,15 @@ def _relative_to_largest(singular_values: FloatVector) -> FloatVector | None:
     return np.asarray(values / values[0])
 
 
-def _entropy_rank(singular_values: FloatVector) -> float:
-    relative = _relative_to_largest(singular_values)
-    if relative is None:
-        return math.nan
+def entropy(relative: FloatVector) -> float:
+    """Return -Σ p ln p in nats, with p = σ / Σ σ of values from `relative_to_largest`."""
     positive = relative[relative > 0.0]
     p = positive / np.sum(positive)
-    entropy = -float(np.sum(p * np.log(p)))
-    return min(math.exp(entropy), float(len(relative)))  # equal values may round above n
+    return max(0.0, -float(np.sum(p * np.log(p))))
+
+
+def _entropy_rank(singular_values: FloatVector) -> float:
+    relative = relative_to_largest(singular_values)
+    if relative is None:
+        return math.nan
+    return min(math.exp(entropy(relative)), float(len(relative)))  # equal ones may round above n

@@ -35,6 +35,7 @@ MATRIX = "DOUBLE[][]"
 _Tensor: TypeAlias = npt.NDArray[Any]
 _Rows: TypeAlias = Iterator[_Tensor | None]
 
+_NUMBERS = {int: "BIGINT", float: "DOUBLE"}
 _SPECTRUM = "Singular values of a matrix, descending."
 
 
@@ -47,8 +48,9 @@ def functions() -> list[dict[str, str]]:
     found = {"spectrum": (f"spectrum(tensor) -> {VECTOR}", _SPECTRUM)}
     for name in registry.names():
         metric = registry.get(name)
-        arguments = "x, y" if metric.kind == "pair" else "tensor"
-        found[name] = (f"{name}({arguments}) -> DOUBLE", metric.summary)
+        arguments = ["x", "y"] if metric.kind == "pair" else ["tensor"]
+        arguments += [f"{key} = {value}" for key, value in metric.arguments.items()]
+        found[name] = (f"{name}({', '.join(arguments)}) -> DOUBLE", metric.summary)
     return [
         {"name": name, "signature": signature, "summary": summary}
         for name, (signature, summary) in sorted(found.items())
@@ -109,9 +111,15 @@ def _register_pair_metric(connection: duckdb.DuckDBPyConnection, metric: registr
         if metric.needs_matrix and source.type == VECTOR:
             continue
         udf = f"_pico_{metric.name}{source.suffix}"
-        _create(connection, udf, [*source.types, *source.types], "DOUBLE", _pairs(metric, source))
-        arguments = f"{source.arguments('x')}, {source.arguments('y')}"
-        overloads.append(f"(x {source.type}, y {source.type}) AS {udf}({arguments})")
+        given = {key: _NUMBERS[type(value)] for key, value in metric.arguments.items()}
+        types = [*source.types, *source.types, *given.values()]
+        _create(connection, udf, types, "DOUBLE", _pairs(metric, source))
+        taken, passed = [f"x {source.type}", f"y {source.type}"], [*map(source.arguments, "xy")]
+        defaults = [f"{value!r}::{given[key]}" for key, value in metric.arguments.items()]
+        overloads.append(f"({', '.join(taken)}) AS {udf}({', '.join([*passed, *defaults])})")
+        if given:
+            taken += [f"{key} {kind}" for key, kind in given.items()]
+            overloads.append(f"({', '.join(taken)}) AS {udf}({', '.join([*passed, *given])})")
     connection.execute(f"CREATE MACRO {metric.name}{', '.join(overloads)}")
 
 
@@ -157,13 +165,16 @@ def _spectra(source: _Source) -> Callable[..., pa.Array]:
 
 
 def _pairs(metric: registry.Metric, source: _Source) -> Callable[..., pa.Array]:
+    def with_arguments(x: _Tensor, y: _Tensor, *given: int | float) -> float:
+        return metric.function(x, y, **dict(zip(metric.arguments, given, strict=True)))
+
     def udf(*columns: pa.ChunkedArray) -> pa.Array:
-        half = len(columns) // 2
-        first, second = source.rows(*columns[:half]), source.rows(*columns[half:])
+        half = len(source.types)
+        first, second = source.rows(*columns[:half]), source.rows(*columns[half : 2 * half])
         if metric.needs_matrix:
             first, second = map(_matrix_or_none, first), map(_matrix_or_none, second)
-        rows = zip(first, second, strict=True)
-        return pa.array(apply(metric.name, metric.function, rows), pa.float64())
+        rows = zip(first, second, *(c.to_pylist() for c in columns[2 * half :]), strict=True)
+        return pa.array(apply(metric.name, with_arguments, rows), pa.float64())
 
     return udf
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -228,6 +229,19 @@ def test_all_spectral_metrics_of_a_select_share_one_spectrum(
     every = ", ".join(f"{name}(tensor)" for name in (*SPECTRAL, "spectrum"))
     rows = ask(local, f"SELECT {every} FROM weights ORDER BY run, step, name")
     assert calls == dict.fromkeys((*SPECTRAL, "spectrum"), len(rows))
+
+
+def test_arguments_of_pairs_have_defaults(local: duckdb.DuckDBPyConnection) -> None:
+    x, y = "[[2, 0], [0, 1], [1, 1]]", "[[1, 1], [0, 2], [3, 0]]"
+    call = f"subspace_overlap({x}, {y}"
+    ((one, two, none),) = ask(local, f"SELECT {call}, 1), {call}, k := 2), {call})")
+    arrays = [np.array(json.loads(text), dtype=float) for text in (x, y)]
+    assert one == metrics.subspace_overlap(*arrays, k=1)
+    assert two == metrics.subspace_overlap(*arrays, k=2)
+    assert np.isnan(none)
+    assert ask(local, f"SELECT {call}, NULL)") == [(None,)]
+    row = next(row for row in functions.functions() if row["name"] == "subspace_overlap")
+    assert row["signature"] == "subspace_overlap(x, y, k = 8) -> DOUBLE"
 
 
 def test_metrics_compose(local: duckdb.DuckDBPyConnection, calls: Counter[str]) -> None:
