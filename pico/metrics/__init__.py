@@ -10,6 +10,7 @@ from __future__ import annotations
 # Importing a module registers the metrics that it defines.
 from pico.metrics.canonical import pwcca, svcca
 from pico.metrics.change import cosine_similarity, relative_change, subspace_overlap
+from pico.metrics.circuits import ov_circuit, ov_spectrum, qk_circuit, qk_spectrum, split_qkv
 from pico.metrics.moments import entry_mean, entry_median, entry_variance, trace
 from pico.metrics.norms import frobenius_norm, inf_norm, l1_norm, max_abs
 from pico.metrics.registry import compute, get, names
@@ -55,10 +56,14 @@ __all__ = [
     "max_abs",
     "names",
     "nuclear_norm",
+    "ov_circuit",
+    "ov_spectrum",
     "participation_ratio",
     "per",
     "procrustes",
     "pwcca",
+    "qk_circuit",
+    "qk_spectrum",
     "relative_change",
     "rsa",
     "singular_value_mean",
@@ -66,6 +71,7 @@ __all__ = [
     "spectral_entropy",
     "spectral_norm",
     "spectrum",
+    "split_qkv",
     "stable_rank",
     "subspace_overlap",
     "svcca",

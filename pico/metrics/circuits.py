@@ -1,0 +1,242 @@
+"""Attention circuits: what one head reads and writes, from the weights of its projections.
+
+Called by `pico.sql` (functions of the same names) and the public names of `pico.metrics`. A head's
+circuit is a (d_model, d_model) matrix of rank d_head at most; its singular values come from the
+thin factors by two QR decompositions, and the product is formed only for those who ask for it.
+
+Orientation is torch's: q, k and v are (heads · d_head, d_model) and o is (d_model, heads · d_head).
+With grouped queries, head h reads key and value head ⌊h · n_kv_heads / n_heads⌋.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from pico.errors import MetricError
+from pico.metrics import arrays
+from pico.metrics.arrays import Array
+from pico.metrics.spectrum import spectrum
+
+
+class _Thin(NamedTuple):
+    """A product left · right of inner dimension d_head, not formed."""
+
+    xp: Any
+    left: Any  # (m, d_head)
+    right: Any  # (d_head, n)
+
+
+def ov_circuit(v: Array, o: Array, n_heads: int, n_kv_heads: int, head: int) -> Any:
+    """Return a head's output-value circuit: what it writes for what it attends to.
+
+    O_h V_g, so that attending to a residual vector x adds O_h V_g x.
+
+    Args:
+        v: (n_kv_heads · d_head, d_model), weight of the value projection.
+        o: (d_model, n_heads · d_head), weight of the output projection.
+        n_heads: Number of query heads.
+        n_kv_heads: Number of key and value heads; a divisor of `n_heads`.
+        head: Index of the query head, from 0.
+
+    Returns:
+        (d_model, d_model) float64, of the kind of `v`.
+
+    Raises:
+        MetricError: The shapes do not fit the numbers of heads, or there is no such head.
+
+    Edge cases:
+        NaN and infinite entries spread as in any product.
+
+    Example:
+        >>> import numpy as np
+        >>> ov_circuit(np.eye(2), np.asarray([[0.0, 1.0], [2.0, 0.0]]), 2, 2, 1).tolist()
+        [[0.0, 1.0], [0.0, 0.0]]
+
+    References:
+        Elhage et al., A Mathematical Framework for Transformer Circuits (2021).
+    """
+    thin = _ov(v, o, n_heads, n_kv_heads, head)
+    return arrays.like(thin.left @ thin.right, v)
+
+
+def qk_circuit(q: Array, k: Array, n_heads: int, n_kv_heads: int, head: int) -> Any:
+    """Return a head's query-key circuit: which residual vectors attend to which.
+
+    Q_hᵀ K_g, so that the score of x attending to y is xᵀ Q_hᵀ K_g y, before positions turn it and
+    before it is divided by √d_head.
+
+    Args:
+        q: (n_heads · d_head, d_model), weight of the query projection.
+        k: (n_kv_heads · d_head, d_model), weight of the key projection.
+        n_heads: Number of query heads.
+        n_kv_heads: Number of key and value heads; a divisor of `n_heads`.
+        head: Index of the query head, from 0.
+
+    Returns:
+        (d_model, d_model) float64, of the kind of `q`.
+
+    Raises:
+        MetricError: The shapes do not fit the numbers of heads, or there is no such head.
+
+    Edge cases:
+        NaN and infinite entries spread as in any product.
+
+    Example:
+        >>> import numpy as np
+        >>> qk_circuit(np.eye(2), np.asarray([[0.0, 1.0], [2.0, 0.0]]), 2, 2, 1).tolist()
+        [[0.0, 0.0], [2.0, 0.0]]
+
+    References:
+        Elhage et al., A Mathematical Framework for Transformer Circuits (2021).
+    """
+    thin = _qk(q, k, n_heads, n_kv_heads, head)
+    return arrays.like(thin.left @ thin.right, q)
+
+
+def ov_spectrum(v: Array, o: Array, n_heads: int, n_kv_heads: int, head: int) -> Any:
+    """Return the singular values of a head's output-value circuit, without forming it.
+
+    With O_h = Q₁R₁ and V_gᵀ = Q₂R₂ they are those of R₁R₂ᵀ, which is d_head by d_head.
+
+    Args:
+        v: (n_kv_heads · d_head, d_model), weight of the value projection.
+        o: (d_model, n_heads · d_head), weight of the output projection.
+        n_heads: Number of query heads.
+        n_kv_heads: Number of key and value heads; a divisor of `n_heads`.
+        head: Index of the query head, from 0.
+
+    Returns:
+        (min(d_head, d_model),) float64, descending: the d_model - d_head zeros that the circuit
+        has besides are left out.
+
+    Raises:
+        MetricError: The shapes do not fit the numbers of heads, or there is no such head.
+
+    Edge cases:
+        A NaN or infinite entry in the head's rows or columns: all values NaN.
+
+    Example:
+        >>> import numpy as np
+        >>> ov_spectrum(np.eye(2), np.asarray([[0.0, 1.0], [2.0, 0.0]]), 2, 2, 0).tolist()
+        [2.0]
+
+    References:
+        Golub and Van Loan, Matrix Computations, 4th ed. (2013), section 5.4.
+    """
+    return arrays.like(_thin_spectrum(_ov(v, o, n_heads, n_kv_heads, head)), v)
+
+
+def qk_spectrum(q: Array, k: Array, n_heads: int, n_kv_heads: int, head: int) -> Any:
+    """Return the singular values of a head's query-key circuit, without forming it.
+
+    Args:
+        q: (n_heads · d_head, d_model), weight of the query projection.
+        k: (n_kv_heads · d_head, d_model), weight of the key projection.
+        n_heads: Number of query heads.
+        n_kv_heads: Number of key and value heads; a divisor of `n_heads`.
+        head: Index of the query head, from 0.
+
+    Returns:
+        (min(d_head, d_model),) float64, descending; the circuit's other singular values are 0.
+
+    Raises:
+        MetricError: The shapes do not fit the numbers of heads, or there is no such head.
+
+    Edge cases:
+        A NaN or infinite entry in the head's rows: all values NaN.
+
+    Example:
+        >>> import numpy as np
+        >>> qk_spectrum(np.eye(2), np.asarray([[0.0, 1.0], [2.0, 0.0]]), 2, 2, 1).tolist()
+        [2.0]
+
+    References:
+        Golub and Van Loan, Matrix Computations, 4th ed. (2013), section 5.4.
+    """
+    return arrays.like(_thin_spectrum(_qk(q, k, n_heads, n_kv_heads, head)), q)
+
+
+def split_qkv(qkv: Array, n_heads: int, which: str) -> Any:
+    """Return the query, key or value weight out of GPT-NeoX's fused projection.
+
+    The rows of the fused weight go head by head, and in each head through q, k and v.
+
+    Args:
+        qkv: (3 · n_heads · d_head, d_model), or (3 · n_heads · d_head,) for the bias.
+        n_heads: Number of heads; GPT-NeoX has as many for keys and values.
+        which: `q`, `k` or `v`.
+
+    Returns:
+        (n_heads · d_head, d_model) float64, or (n_heads · d_head,), of the kind of `qkv`.
+
+    Raises:
+        MetricError: The rows do not divide into 3 · n_heads, or `which` is another word.
+
+    Edge cases:
+        NaN and infinite entries are kept.
+
+    Example:
+        >>> import numpy as np
+        >>> split_qkv(np.arange(6.0), 2, "k").tolist()
+        [1.0, 4.0]
+
+    References:
+        Black et al., GPT-NeoX-20B (2022); `GPTNeoXAttention` in the library transformers.
+    """
+    xp, x = arrays.as_float64(qkv)
+    rows = x.shape[0] if x.ndim else 0
+    if which not in ("q", "k", "v"):
+        raise MetricError(f"split_qkv gives 'q', 'k' or 'v', not {which!r}")
+    if n_heads < 1 or not rows or rows % (3 * n_heads):
+        raise MetricError(f"{rows} rows do not divide into q, k and v of {n_heads} heads")
+    by_head = xp.reshape(x, (n_heads, 3, rows // (3 * n_heads), *x.shape[1:]))
+    picked = by_head[:, "qkv".index(which)]
+    return arrays.like(xp.reshape(picked, (rows // 3, *x.shape[1:])), qkv)
+
+
+def _ov(v: Array, o: Array, n_heads: int, n_kv_heads: int, head: int) -> _Thin:
+    xp, value, output = arrays.of_one_device(v, o)
+    group, d_head = _group(value, "v", n_heads, n_kv_heads, head)
+    _check_columns(output, "o", n_heads * d_head, value.shape[1])
+    left = output[:, head * d_head : (head + 1) * d_head]
+    return _Thin(xp, left, value[group * d_head : (group + 1) * d_head, :])
+
+
+def _qk(q: Array, k: Array, n_heads: int, n_kv_heads: int, head: int) -> _Thin:
+    xp, query, key = arrays.of_one_device(q, k)
+    group, d_head = _group(key, "k", n_heads, n_kv_heads, head)
+    _check_columns(query.T if query.ndim == 2 else query, "q", n_heads * d_head, key.shape[1])
+    left = query[head * d_head : (head + 1) * d_head, :].T
+    return _Thin(xp, left, key[group * d_head : (group + 1) * d_head, :])
+
+
+def _group(x: Any, which: str, n_heads: int, n_kv_heads: int, head: int) -> tuple[int, int]:
+    """Return the key and value head of a query head, and d_head."""
+    if n_kv_heads < 1 or n_heads < 1 or n_heads % n_kv_heads:
+        raise MetricError(f"{n_heads} heads do not divide among {n_kv_heads} key and value heads")
+    if not 0 <= head < n_heads:
+        raise MetricError(f"there is no head {head}; heads are 0 to {n_heads - 1}")
+    if x.ndim != 2 or x.shape[0] % n_kv_heads or not x.shape[0]:
+        raise MetricError(
+            f"{which} of shape {tuple(x.shape)} does not divide into {n_kv_heads} heads"
+        )
+    return head * n_kv_heads // n_heads, x.shape[0] // n_kv_heads
+
+
+def _check_columns(x: Any, which: str, inner: int, d_model: int) -> None:
+    if x.ndim != 2 or x.shape[1] != inner or x.shape[0] != d_model:
+        needed = f"{d_model} x {inner}" if which == "o" else f"{inner} x {d_model}"
+        found = tuple(x.shape) if which == "o" or x.ndim != 2 else tuple(x.shape[::-1])
+        raise MetricError(f"{which} has shape {found}, and the other weight needs {needed}")
+
+
+def _thin_spectrum(thin: _Thin) -> Any:
+    """Return the min(d_head, m, n) singular values of left · right that can be other than 0."""
+    xp = thin.xp
+    n = min(thin.left.shape[1], thin.left.shape[0], thin.right.shape[1])
+    if not all(math.isfinite(arrays.max_magnitude(xp, factor)) for factor in thin[1:]):
+        return xp.full((n,), float("nan"), dtype=xp.float64, device=arrays.device(thin.left))
+    first = xp.linalg.qr(thin.left, mode="reduced")[1]
+    second = xp.linalg.qr(thin.right.T, mode="reduced")[1]
+    return spectrum(first @ second.T)[:n]
