@@ -4,36 +4,27 @@
 private name (`_pico_gini`) and a public macro over it, so that a name in SQL, in `pico.metrics` and
 in the `metrics` table means the same number. Macros take the `tensor` column of a tensor table, a
 list (a vector) or a list of lists (a matrix). Spectral metrics are macros over one
-`_pico_spectrum(…)`, which DuckDB computes once a row however many of them stand in a SELECT.
+`_pico_spectrum(…)`, which DuckDB computes once a row however many of them stand in a SELECT; given
+a list, they take it for the singular values: `per(ov_spectrum(v, o, …))`.
 
-NULL gives NULL; so does a metric of matrices of a tensor with fewer than two dimensions. A NULL
-element of a list counts as NaN. Everything else is as the metric's docstring says.
+NULL gives NULL; so does a metric of matrices of a tensor with fewer than two dimensions, and one of
+singular values of a list with a negative number. A NULL element of a list counts as NaN. Everything
+else is as the metric's docstring says.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import duckdb
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-from duckdb.func import FunctionNullHandling, PythonUDFType
 
 from pico import metrics
-from pico.errors import MetricError
 from pico.metrics import arrays, registry
-
-TENSOR = "STRUCT(shape INTEGER[], value FLOAT[])"
-"""Type of the `tensor` column of every tensor table."""
-VECTOR = "DOUBLE[]"
-MATRIX = "DOUBLE[][]"
-
-_Tensor: TypeAlias = npt.NDArray[Any]
-_Rows: TypeAlias = Iterator[_Tensor | None]
+from pico.sql import bridge, circuits
+from pico.sql.bridge import MATRIX, TENSOR, VECTOR
 
 _NUMBERS = {int: "BIGINT", float: "DOUBLE"}
 _SPECTRUM = "Singular values of a matrix, descending."
@@ -51,6 +42,7 @@ def functions() -> list[dict[str, str]]:
         arguments = ["x", "y"] if metric.kind == "pair" else ["tensor"]
         arguments += [f"{key} = {value}" for key, value in metric.arguments.items()]
         found[name] = (f"{name}({', '.join(arguments)}) -> DOUBLE", metric.summary)
+    found |= circuits.functions()
     return [
         {"name": name, "signature": signature, "summary": summary}
         for name, (signature, summary) in sorted(found.items())
@@ -60,7 +52,7 @@ def functions() -> list[dict[str, str]]:
 def register(connection: duckdb.DuckDBPyConnection) -> None:
     """Register the functions of every metric on a connection."""
     for source in _SOURCES:
-        _create(
+        bridge.create(
             connection, f"_pico_spectrum{source.suffix}", source.types, VECTOR, _spectra(source)
         )
     overloads = [f"(tensor {s.type}) AS {_spectrum_call(s)}" for s in _SOURCES]
@@ -73,18 +65,14 @@ def register(connection: duckdb.DuckDBPyConnection) -> None:
             _register_spectral_metric(connection, metric)
         else:
             _register_pair_metric(connection, metric)
-
-
-def apply(name: str, function: Callable[..., Any], rows: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """Call a metric for each row, NULL where an argument is; every UDF goes through here."""
-    return [None if any(a is None for a in row) else function(*row) for row in rows]
+    circuits.register(connection)
 
 
 def _register_tensor_metric(connection: duckdb.DuckDBPyConnection, metric: registry.Metric) -> None:
     overloads = []
     for source in _SOURCES:
         udf = f"_pico_{metric.name}{source.suffix}"
-        _create(connection, udf, source.types, "DOUBLE", _numbers(metric, source))
+        bridge.create(connection, udf, source.types, "DOUBLE", _numbers(metric, source))
         overloads.append(f"(tensor {source.type}) AS {udf}({source.arguments('tensor')})")
     connection.execute(f"CREATE MACRO {metric.name}{', '.join(overloads)}")
 
@@ -95,14 +83,30 @@ def _register_spectral_metric(
     udf = f"_pico_{metric.name}"
 
     def of_spectra(spectra: pa.ChunkedArray, roundoff: pa.ChunkedArray) -> pa.Array:
-        rows = zip(_vectors(spectra), roundoff.to_pylist(), strict=True)
-        return pa.array(apply(metric.name, metric.of_spectrum, rows), pa.float64())
+        rows = zip(bridge.vectors(spectra), roundoff.to_pylist(), strict=True)
+        return pa.array(bridge.apply(metric.name, metric.of_spectrum, rows), pa.float64())
 
-    _create(connection, udf, [VECTOR, "DOUBLE"], "DOUBLE", of_spectra)
+    bridge.create(connection, udf, [VECTOR, "DOUBLE"], "DOUBLE", of_spectra)
     overloads = [
-        f"(tensor {s.type}) AS {udf}({_spectrum_call(s)}, {s.roundoff!r}::DOUBLE)" for s in _SOURCES
+        f"(tensor {s.type}) AS {udf}({_spectrum_call(s)}, {s.roundoff!r}::DOUBLE)"
+        for s in _SOURCES
+        if s.type != VECTOR
     ]
+
+    def of_list(lists: pa.ChunkedArray) -> pa.Array:
+        rows = ((_descending(values), arrays.ROUNDOFF_FLOAT32) for values in bridge.vectors(lists))
+        return pa.array(bridge.apply(metric.name, metric.of_spectrum, rows), pa.float64())
+
+    bridge.create(connection, f"{udf}_list", [VECTOR], "DOUBLE", of_list)
+    overloads.append(f"(tensor {VECTOR}) AS {udf}_list(tensor)")
     connection.execute(f"CREATE MACRO {metric.name}{', '.join(overloads)}")
+
+
+def _descending(values: bridge.Tensor | None) -> bridge.Tensor | None:
+    """Return a list of singular values in order; None for NULL and for what cannot be one."""
+    if values is None or (values < 0.0).any():
+        return None
+    return np.sort(values)[::-1]  # NaN comes first, and makes the metric NaN
 
 
 def _register_pair_metric(connection: duckdb.DuckDBPyConnection, metric: registry.Metric) -> None:
@@ -113,7 +117,7 @@ def _register_pair_metric(connection: duckdb.DuckDBPyConnection, metric: registr
         udf = f"_pico_{metric.name}{source.suffix}"
         given = {key: _NUMBERS[type(value)] for key, value in metric.arguments.items()}
         types = [*source.types, *source.types, *given.values()]
-        _create(connection, udf, types, "DOUBLE", _pairs(metric, source))
+        bridge.create(connection, udf, types, "DOUBLE", _pairs(metric, source))
         taken, passed = [f"x {source.type}", f"y {source.type}"], [*map(source.arguments, "xy")]
         defaults = [f"{value!r}::{given[key]}" for key, value in metric.arguments.items()]
         overloads.append(f"({', '.join(taken)}) AS {udf}({', '.join([*passed, *defaults])})")
@@ -123,35 +127,10 @@ def _register_pair_metric(connection: duckdb.DuckDBPyConnection, metric: registr
     connection.execute(f"CREATE MACRO {metric.name}{', '.join(overloads)}")
 
 
-def _create(
-    connection: duckdb.DuckDBPyConnection,
-    name: str,
-    types: Sequence[str],
-    returns: str,
-    function: Callable[..., pa.Array],
-) -> None:
-    def udf(*columns: pa.ChunkedArray) -> pa.Array:
-        return function(*columns)
-
-    # DuckDB reads the number of arguments from the signature, and knows no *columns
-    places = inspect.Parameter.POSITIONAL_ONLY
-    parameters = [inspect.Parameter(f"column{i}", places) for i in range(len(types))]
-    udf.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    connection.create_function(
-        name,
-        udf,
-        [connection.sqltype(item) for item in types],
-        connection.sqltype(returns),
-        type=PythonUDFType.ARROW,
-        null_handling=FunctionNullHandling.SPECIAL,
-        side_effects=False,
-    )
-
-
 def _numbers(metric: registry.Metric, source: _Source) -> Callable[..., pa.Array]:
     def udf(*columns: pa.ChunkedArray) -> pa.Array:
         rows = ((tensor,) for tensor in source.rows(*columns))
-        return pa.array(apply(metric.name, metric.function, rows), pa.float64())
+        return pa.array(bridge.apply(metric.name, metric.function, rows), pa.float64())
 
     return udf
 
@@ -159,13 +138,13 @@ def _numbers(metric: registry.Metric, source: _Source) -> Callable[..., pa.Array
 def _spectra(source: _Source) -> Callable[..., pa.Array]:
     def udf(*columns: pa.ChunkedArray) -> pa.Array:
         rows = ((_matrix_or_none(tensor),) for tensor in source.rows(*columns))
-        return pa.array(apply("spectrum", metrics.spectrum, rows), pa.list_(pa.float64()))
+        return pa.array(bridge.apply("spectrum", metrics.spectrum, rows), pa.list_(pa.float64()))
 
     return udf
 
 
 def _pairs(metric: registry.Metric, source: _Source) -> Callable[..., pa.Array]:
-    def with_arguments(x: _Tensor, y: _Tensor, *given: int | float) -> float:
+    def with_arguments(x: bridge.Tensor, y: bridge.Tensor, *given: int | float) -> float:
         return metric.function(x, y, **dict(zip(metric.arguments, given, strict=True)))
 
     def udf(*columns: pa.ChunkedArray) -> pa.Array:
@@ -174,43 +153,13 @@ def _pairs(metric: registry.Metric, source: _Source) -> Callable[..., pa.Array]:
         if metric.needs_matrix:
             first, second = map(_matrix_or_none, first), map(_matrix_or_none, second)
         rows = zip(first, second, *(c.to_pylist() for c in columns[2 * half :]), strict=True)
-        return pa.array(apply(metric.name, with_arguments, rows), pa.float64())
+        return pa.array(bridge.apply(metric.name, with_arguments, rows), pa.float64())
 
     return udf
 
 
-def _matrix_or_none(tensor: _Tensor | None) -> _Tensor | None:
+def _matrix_or_none(tensor: bridge.Tensor | None) -> bridge.Tensor | None:
     return tensor if tensor is not None and tensor.ndim >= 2 else None
-
-
-def _tensors(shapes: pa.ChunkedArray, values: pa.ChunkedArray) -> _Rows:
-    for shape, value in zip(_vectors(shapes), _vectors(values), strict=True):
-        if shape is None or value is None:
-            yield None
-        elif value.size != np.prod(shape, dtype=np.int64):
-            raise MetricError(f"{value.size} values cannot fill a tensor of shape {shape.tolist()}")
-        else:
-            yield value.reshape(shape)
-
-
-def _vectors(lists: pa.ChunkedArray) -> _Rows:
-    for chunk in lists.chunks:
-        offsets = chunk.offsets.to_numpy()
-        values = chunk.values.to_numpy(zero_copy_only=False)
-        valid = chunk.is_valid().to_pylist() if chunk.null_count else [True] * len(chunk)
-        for index, present in enumerate(valid):
-            yield values[offsets[index] : offsets[index + 1]] if present else None
-
-
-def _matrices(nested: pa.ChunkedArray) -> _Rows:
-    for matrix in nested:
-        if not matrix.is_valid:
-            yield None
-            continue
-        rows = [row for row in _vectors(pa.chunked_array([matrix.values])) if row is not None]
-        if len(rows) < len(matrix.values) or len({row.size for row in rows}) > 1:
-            raise MetricError("the rows of a matrix must be lists of equal length")
-        yield np.stack(rows) if rows else np.empty((0, 0))
 
 
 @dataclass(frozen=True)
@@ -221,7 +170,7 @@ class _Source:
     type: str
     types: tuple[str, ...]
     fields: tuple[str, ...]
-    rows: Callable[..., _Rows]
+    rows: Callable[..., bridge.Rows]
     roundoff: float
 
     def arguments(self, name: str) -> str:
@@ -240,9 +189,9 @@ _SOURCES = (
         TENSOR,
         ("INTEGER[]", "FLOAT[]"),
         ("shape", "value"),
-        _tensors,
+        bridge.tensors,
         arrays.ROUNDOFF_FLOAT32,
     ),
-    _Source("_vector", VECTOR, (VECTOR,), (), _vectors, arrays.ROUNDOFF_FLOAT64),
-    _Source("_matrix", MATRIX, (MATRIX,), (), _matrices, arrays.ROUNDOFF_FLOAT64),
+    _Source("_vector", VECTOR, (VECTOR,), (), bridge.vectors, arrays.ROUNDOFF_FLOAT64),
+    _Source("_matrix", MATRIX, (MATRIX,), (), bridge.matrices, arrays.ROUNDOFF_FLOAT64),
 )

@@ -19,6 +19,7 @@ from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot, partition
 from pico.schema import TableSchema
 from pico.sql import functions, statements
+from pico.sql.bridge import TENSOR
 
 _SQL_TYPES = {
     "string": "VARCHAR",
@@ -196,7 +197,7 @@ def _columns(spec: TableSchema) -> dict[str, str]:
     hidden = set(spec.path_columns.values()) | {"global_step"}
     columns |= {c.name: sql_type(c.type) for c in spec.columns if c.name not in hidden}
     if spec.kind == "tensor":
-        columns["tensor"] = functions.TENSOR
+        columns["tensor"] = TENSOR
     return columns
 
 

@@ -17,7 +17,7 @@ from pico.errors import QueryError
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.metrics import registry
-from pico.sql import functions, session, statements
+from pico.sql import bridge, circuits, functions, session, statements
 from tests.sql import small_lake as lake
 
 SPECTRAL = registry.names("spectrum")
@@ -49,14 +49,14 @@ def local(local_lake: Storage) -> Iterator[duckdb.DuckDBPyConnection]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts the rows for which each metric is called from SQL."""
     counted: Counter[str] = Counter()
-    real = functions.apply
+    real = bridge.apply
 
     def counting(name: str, function: Any, rows: Any) -> list[Any]:
         found = real(name, function, rows)
         counted[name] += len(found)
         return found
 
-    monkeypatch.setattr(functions, "apply", counting)
+    monkeypatch.setattr(bridge, "apply", counting)
     return counted
 
 
@@ -91,7 +91,7 @@ def test_stored_tensors_give_the_value_of_pico_metrics(
 @pytest.mark.parametrize("case", CASES)
 def test_odd_tensors(local: duckdb.DuckDBPyConnection, name: str, case: str) -> None:
     tensor = CASES[case]
-    sql = f"SELECT {name}(CAST(? AS {functions.TENSOR}))"
+    sql = f"SELECT {name}(CAST(? AS {bridge.TENSOR}))"
     ((found,),) = ask(local, sql, struct(tensor))
     if name in SPECTRAL and tensor.ndim < 2:
         assert found is None
@@ -101,10 +101,10 @@ def test_odd_tensors(local: duckdb.DuckDBPyConnection, name: str, case: str) -> 
 
 @pytest.mark.parametrize("name", [*OF_TENSOR, *SPECTRAL, "spectrum"])
 def test_null_gives_null(local: duckdb.DuckDBPyConnection, name: str) -> None:
-    for kind in (functions.TENSOR, functions.VECTOR, functions.MATRIX):
+    for kind in (bridge.TENSOR, bridge.VECTOR, bridge.MATRIX):
         assert ask(local, f"SELECT {name}(CAST(NULL AS {kind}))") == [(None,)]
     for partial in ({"shape": None, "value": [1.0]}, {"shape": [1], "value": None}):
-        assert ask(local, f"SELECT {name}(CAST(? AS {functions.TENSOR}))", partial) == [(None,)]
+        assert ask(local, f"SELECT {name}(CAST(? AS {bridge.TENSOR}))", partial) == [(None,)]
 
 
 @pytest.mark.parametrize("name", OF_TENSOR)
@@ -124,9 +124,17 @@ def test_a_list_of_lists_is_a_matrix_in_float64(
     assert found == pytest.approx(getattr(metrics, name)(np.asarray(values)), rel=1e-12)
 
 
-def test_spectral_metrics_of_a_list_are_null(local: duckdb.DuckDBPyConnection) -> None:
-    for name in (*SPECTRAL, "spectrum"):
-        assert ask(local, f"SELECT {name}([1.0, 2.0])") == [(None,)]
+@pytest.mark.parametrize("name", SPECTRAL)
+def test_spectral_metrics_take_a_list_for_the_singular_values(
+    local: duckdb.DuckDBPyConnection, name: str
+) -> None:
+    values = [0.5, 3.0, 1.0]  # in any order
+    ((found,),) = ask(local, f"SELECT {name}(?::DOUBLE[])", values)
+    assert found == pytest.approx(getattr(metrics, name)(np.diag(values)), rel=1e-12)
+    assert ask(local, f"SELECT {name}([1.0, -2.0])") == [(None,)]
+    ((damaged,),) = ask(local, f"SELECT {name}([1.0, NULL])")
+    assert math.isnan(damaged)
+    assert ask(local, "SELECT spectrum([1.0, 2.0])") == [(None,)]
 
 
 def test_the_precision_of_the_source_decides_when_a_condition_number_is_infinite(
@@ -135,7 +143,7 @@ def test_the_precision_of_the_source_decides_when_a_condition_number_is_infinite
     matrix = [[1.0, 0.0], [0.0, 1e-10]]
     assert ask(local, "SELECT condition_number(?::DOUBLE[][])", matrix) == [(pytest.approx(1e10),)]
     stored = struct(np.asarray(matrix))
-    assert ask(local, f"SELECT condition_number(CAST(? AS {functions.TENSOR}))", stored) == [
+    assert ask(local, f"SELECT condition_number(CAST(? AS {bridge.TENSOR}))", stored) == [
         (math.inf,)
     ]
 
@@ -172,7 +180,7 @@ def test_cka_of_lists_vectors_and_null(local: duckdb.DuckDBPyConnection) -> None
     assert ask(local, "SELECT cka(?::DOUBLE[][], ?::DOUBLE[][])", x, y) == [(1.0,)]
     assert ask(local, "SELECT cka(?::DOUBLE[][], NULL)", x) == [(None,)]
     vector = struct(np.ones(3))
-    sql = f"SELECT cka(CAST(? AS {functions.TENSOR}), CAST(? AS {functions.TENSOR}))"
+    sql = f"SELECT cka(CAST(? AS {bridge.TENSOR}), CAST(? AS {bridge.TENSOR}))"
     assert ask(local, sql, vector, vector) == [(None,)]
     assert ask(local, sql, struct(np.asarray(x)), None) == [(None,)]
 
@@ -254,7 +262,7 @@ def test_every_metric_is_a_public_function_and_shadows_none(
     local: duckdb.DuckDBPyConnection,
 ) -> None:
     names = {row["name"] for row in functions.functions()}
-    assert names == {*registry.names(), "spectrum"}
+    assert names == {*registry.names(), "spectrum", *circuits.functions()}
     built_in = duckdb.connect().execute("SELECT DISTINCT function_name FROM duckdb_functions()")
     assert not names & {row[0] for row in built_in.fetchall()}
     added = ask(local, "SELECT DISTINCT function_name FROM duckdb_functions()")

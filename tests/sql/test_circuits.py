@@ -1,0 +1,128 @@
+"""Circuits in SQL: equal to `pico.metrics`, head by head, alone and over a whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pytest
+
+from pico import metrics, schema
+from pico.errors import QueryError
+from pico.lake.codec import Tensor
+from pico.lake.commit import Stream
+from pico.lake.snapshot import Snapshot
+from pico.lake.storage import Storage
+from pico.lake.table import TensorRow, write_rows, write_tensors
+from pico.sql import session, statements
+
+N_HEADS, N_KV_HEADS, D_HEAD, D_MODEL = 4, 2, 3, 10
+SHAPES = {
+    "q": (N_HEADS * D_HEAD, D_MODEL),
+    "k": (N_KV_HEADS * D_HEAD, D_MODEL),
+    "v": (N_KV_HEADS * D_HEAD, D_MODEL),
+    "o": (D_MODEL, N_HEADS * D_HEAD),
+}
+
+
+def weight(step: int, layer: int, component: str) -> np.ndarray:
+    seed = [step, layer, "qkvo".index(component)]
+    return np.random.default_rng(seed).standard_normal(SHAPES[component], dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def connection(tmp_path_factory: pytest.TempPathFactory) -> Iterator[duckdb.DuckDBPyConnection]:
+    folder: Path = tmp_path_factory.mktemp("circuits")
+    storage = Storage(str(folder / "lake"))
+    keys = [
+        {"name": f"layers.{layer}.{c}", "layer": layer, "component": c, "param": "weight"}
+        for layer in (0, 1)
+        for c in SHAPES
+    ]
+    with Stream(storage, "train.r") as stream:
+        transaction = stream.begin()
+        parameters = {key: [k[key] for k in keys] for key in keys[0]}
+        parameters |= {
+            "run_id": ["r"] * len(keys),
+            "shape": [list(SHAPES[k["component"]]) for k in keys],
+            "dtype": ["float32"] * len(keys),
+            "numel": [int(np.prod(SHAPES[k["component"]])) for k in keys],
+            "trainable": [True] * len(keys),
+            "n_heads": [N_HEADS] * len(keys),
+            "n_kv_heads": [N_KV_HEADS] * len(keys),
+        }
+        rows = schema.table("parameters").batch(parameters)
+        write_rows(transaction, "parameters", {"run": "r"}, rows)
+        for step in (0, 5):
+            tensors = [
+                TensorRow(k, Tensor.of(weight(step, k["layer"], k["component"]))) for k in keys
+            ]
+            write_tensors(transaction, "weights", {"run": "r", "step": step}, tensors)
+        transaction.commit()
+    found = session.connect(Snapshot.take(storage))
+    yield found
+    found.close()
+
+
+def joined(first: str, second: str, columns: str) -> str:
+    return (
+        f"SELECT {columns} FROM weights a JOIN weights b USING (run, step, layer) "
+        f"WHERE a.component = '{first}' AND b.component = '{second}' AND step = 5 AND layer = 1"
+    )
+
+
+@pytest.mark.parametrize("kind", ["ov", "qk"])
+def test_one_head(connection: duckdb.DuckDBPyConnection, kind: str) -> None:
+    first, second = ("v", "o") if kind == "ov" else ("q", "k")
+    x, y = weight(5, 1, first), weight(5, 1, second)
+    arguments = f"a.tensor, b.tensor, {N_HEADS}, {N_KV_HEADS}"
+    for head in range(N_HEADS):
+        columns = f"{kind}_circuit({arguments}, {head}), {kind}_spectrum({arguments}, {head})"
+        columns += f", frobenius_norm({kind}_circuit({arguments}, {head}))"
+        columns += f", per({kind}_spectrum({arguments}, {head}))"
+        query = joined(first, second, columns)
+        ((circuit, spectrum, norm, per),) = statements.query(connection, query).fetchall()
+        wanted = getattr(metrics, f"{kind}_circuit")(x, y, N_HEADS, N_KV_HEADS, head)
+        assert tuple(circuit["shape"]) == wanted.shape == (D_MODEL, D_MODEL)
+        np.testing.assert_array_equal(circuit["value"], wanted.astype(np.float32).ravel())
+        s = getattr(metrics, f"{kind}_spectrum")(x, y, N_HEADS, N_KV_HEADS, head)
+        np.testing.assert_array_equal(spectrum, s)
+        assert norm == pytest.approx(np.linalg.norm(wanted), rel=1e-6)
+        assert per == pytest.approx(metrics.per(np.diag(s)), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["ov", "qk"])
+def test_all_heads_of_a_run(connection: duckdb.DuckDBPyConnection, kind: str) -> None:
+    first, second = ("v", "o") if kind == "ov" else ("q", "k")
+    rows = statements.query(connection, f"FROM {kind}_spectra_of('r')").fetchall()
+    assert [row[:4] for row in rows] == [
+        ("r", step, layer, head) for step in (0, 5) for layer in (0, 1) for head in range(N_HEADS)
+    ]
+    for _, step, layer, head, found in rows:
+        x, y = weight(step, layer, first), weight(step, layer, second)
+        spectrum = getattr(metrics, f"{kind}_spectrum")(x, y, N_HEADS, N_KV_HEADS, head)
+        np.testing.assert_array_equal(found, spectrum)
+    none = statements.query(connection, f"SELECT count(*) FROM {kind}_spectra_of('absent')")
+    assert none.fetchall() == [(0,)]
+
+
+def test_split_qkv(connection: duckdb.DuckDBPyConnection) -> None:
+    fused = "{'shape': [6], 'value': [0, 1, 2, 3, 4, 5]::FLOAT[]}"
+    query = f"SELECT split_qkv({fused}, 2, 'q'), split_qkv({fused}, 2, 'v')"
+    ((q, v),) = statements.query(connection, query).fetchall()
+    assert q == {"shape": [2], "value": [0.0, 3.0]}
+    assert v == {"shape": [2], "value": [2.0, 5.0]}
+
+
+def test_null_gives_null(connection: duckdb.DuckDBPyConnection) -> None:
+    query = "SELECT ov_circuit(NULL, NULL, 2, 1, 0), ov_spectra(NULL, NULL, 2, 1)"
+    assert statements.query(connection, query).fetchall() == [(None, None)]
+
+
+def test_what_does_not_fit_is_one_line(connection: duckdb.DuckDBPyConnection) -> None:
+    query = joined("v", "o", "ov_circuit(a.tensor, b.tensor, 4, 2, 4)")
+    with pytest.raises(QueryError, match="there is no head 4; heads are 0 to 3") as caught:
+        statements.fetch(statements.query(connection, query))
+    assert "\n" not in str(caught.value)
