@@ -10,6 +10,7 @@ on another device is computed there by its own library.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import array_api_compat
@@ -47,6 +48,8 @@ def as_float64(array: Array) -> tuple[Any, Any]:
         >>> xp.__name__.split(".")[-1], x.dtype.name
         ('numpy', 'float64')
     """
+    if isinstance(array, Prepared):
+        return array.xp, array.wide
     if not array_api_compat.is_array_api_obj(array):
         array = np.asarray(array)
     if array_api_compat.is_torch_array(array):
@@ -63,6 +66,64 @@ def as_float64(array: Array) -> tuple[Any, Any]:
     if _lies_in_host_memory(wide):
         return array_api_compat.numpy, np.asarray(wide)
     return xp, wide
+
+
+class Prepared:
+    """An array on its way through several metrics: what more than one of them needs, made once."""
+
+    def __init__(self, array: Array) -> None:
+        """Widen `array`; the rest is made when it is first asked for."""
+        self.given = array
+        """The array as it came in."""
+        self.xp, self.wide = as_float64(array)
+        """Its namespace, and its entries as float64, shape kept."""
+        self.n = math.prod(self.wide.shape)
+        """Number of entries."""
+
+    @cached_property
+    def largest(self) -> float:
+        """max |xᵢ|: 0 for an empty array, NaN as soon as one entry is NaN."""
+        return float(self.xp.max(self._magnitudes)) if self.n else 0.0
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether all entries are finite and one is not 0."""
+        return 0.0 < self.largest < math.inf
+
+    @cached_property
+    def unit(self) -> float:
+        """The power of two below `largest`; only of an ordinary array."""
+        return power_of_two(self.largest)
+
+    @cached_property
+    def magnitudes(self) -> Any:
+        """|xᵢ| / unit as a float64 vector (n,), at most 2; only of an ordinary array."""
+        return self._magnitudes / self.unit
+
+    @cached_property
+    def squares(self) -> float:
+        """Sum of the squares of `magnitudes`; only of an ordinary array."""
+        return float(self.magnitudes @ self.magnitudes)
+
+    @cached_property
+    def in_order(self) -> Any:
+        """|xᵢ| as a float64 vector (n,), ascending, NaN last.
+
+        float32 in host memory is sorted before it is widened, which changes no value and takes an
+        eighth of the time.
+        """
+        if isinstance(self.given, np.ndarray) and self.given.dtype == np.float32:
+            return np.sort(np.abs(self.given).reshape(-1)).astype(np.float64)
+        return self.xp.sort(self._magnitudes, stable=False)  # equal ones need no order
+
+    @cached_property
+    def _magnitudes(self) -> Any:
+        return self.xp.reshape(self.xp.abs(self.wide), (self.n,))
+
+
+def prepare(array: Array) -> Prepared:
+    """Return what several metrics of one array share; one that is prepared already as it is."""
+    return array if isinstance(array, Prepared) else Prepared(array)
 
 
 def of_one_device(x: Array, y: Array) -> tuple[Any, Any, Any]:
@@ -104,6 +165,7 @@ def _lies_in_host_memory(array: Any) -> bool:
 
 def like(result: Any, array: Array) -> Any:
     """Return `result` as an array of the kind of `array`: a torch tensor for a torch tensor."""
+    array = array.given if isinstance(array, Prepared) else array
     if array_api_compat.is_torch_array(array) and isinstance(result, np.ndarray):
         return array_api_compat.array_namespace(array).asarray(result)
     return result
@@ -127,6 +189,7 @@ def roundoff(array: Array) -> float:
     >>> roundoff(np.ones(3, dtype=np.float32)) == 2.0**-24
     True
     """
+    array = array.given if isinstance(array, Prepared) else array
     dtype = array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
     narrow = "float" in str(dtype) and dtype.itemsize < 8
     return ROUNDOFF_FLOAT32 if narrow else ROUNDOFF_FLOAT64
@@ -135,19 +198,6 @@ def roundoff(array: Array) -> float:
 def max_magnitude(xp: Any, x: Any) -> float:
     """Return max |xᵢ|: 0 for an empty array, NaN as soon as one entry is NaN."""
     return float(xp.max(xp.abs(x))) if math.prod(x.shape) else 0.0
-
-
-def sorted_magnitudes(array: Array) -> tuple[Any, Any]:
-    """Return the namespace and |xᵢ| as a float64 vector, ascending, NaN last.
-
-    float32 in host memory is sorted before it is widened, which changes no value and takes half
-    the time.
-    """
-    if isinstance(array, np.ndarray) and array.dtype == np.float32:
-        return array_api_compat.numpy, np.sort(np.abs(array).reshape(-1)).astype(np.float64)
-    xp, x = as_float64(array)
-    flat = xp.reshape(xp.abs(x), (math.prod(x.shape),))
-    return xp, xp.sort(flat, stable=False)  # equal ones need no order, and this is faster
 
 
 def power_of_two(magnitude: float) -> float:

@@ -14,7 +14,7 @@ from pico.metrics.arrays import Array
 from pico.metrics.registry import register
 
 
-@register("tensor")
+@register("tensor", takes_prepared=True)
 def l1_norm(array: Array) -> float:
     """Sum of the magnitudes of all entries.
 
@@ -36,15 +36,11 @@ def l1_norm(array: Array) -> float:
     References:
         Golub and Van Loan, Matrix Computations, 4th ed. (2013), section 2.2.
     """
-    xp, x = arrays.as_float64(array)
-    largest = arrays.max_magnitude(xp, x)
-    if largest == 0.0 or not math.isfinite(largest):
-        return largest
-    unit = arrays.power_of_two(largest)
-    return unit * float(xp.sum(xp.abs(x / unit)))
+    x = arrays.prepare(array)
+    return x.unit * float(x.xp.sum(x.magnitudes)) if x.is_ordinary else x.largest
 
 
-@register("tensor")
+@register("tensor", takes_prepared=True)
 def frobenius_norm(array: Array) -> float:
     """Root of the sum of the squares of all entries.
 
@@ -67,15 +63,11 @@ def frobenius_norm(array: Array) -> float:
     References:
         Golub and Van Loan, Matrix Computations, 4th ed. (2013), section 2.3.
     """
-    xp, x = arrays.as_float64(array)
-    largest = arrays.max_magnitude(xp, x)
-    if largest == 0.0 or not math.isfinite(largest):
-        return largest
-    unit = arrays.power_of_two(largest)
-    return unit * math.sqrt(float(xp.sum((x / unit) ** 2)))
+    x = arrays.prepare(array)
+    return x.unit * math.sqrt(x.squares) if x.is_ordinary else x.largest
 
 
-@register("tensor")
+@register("tensor", takes_prepared=True)
 def max_abs(array: Array) -> float:
     """Largest magnitude of any entry.
 
@@ -98,10 +90,10 @@ def max_abs(array: Array) -> float:
     References:
         Golub and Van Loan, Matrix Computations, 4th ed. (2013), section 2.2.
     """
-    return arrays.max_magnitude(*arrays.as_float64(array))
+    return arrays.prepare(array).largest
 
 
-@register("tensor")
+@register("tensor", takes_prepared=True)
 def inf_norm(matrix: Array) -> float:
     """Largest row sum of magnitudes: the matrix norm that belongs to the maximum norm of vectors.
 
@@ -123,10 +115,9 @@ def inf_norm(matrix: Array) -> float:
     References:
         Golub and Van Loan, Matrix Computations, 4th ed. (2013), section 2.3.
     """
-    xp, x = arrays.as_float64(matrix)
-    largest = arrays.max_magnitude(xp, x)
-    if largest == 0.0 or not math.isfinite(largest):
-        return largest
-    rows = xp.reshape(x, (x.shape[0] if x.ndim else 1, -1))
-    unit = arrays.power_of_two(largest)
-    return unit * float(xp.max(xp.sum(xp.abs(rows / unit), axis=1)))
+    x = arrays.prepare(matrix)
+    if not x.is_ordinary:
+        return x.largest
+    n_rows = x.wide.shape[0] if x.wide.ndim else 1
+    rows = x.xp.reshape(x.magnitudes, (n_rows, x.n // n_rows))
+    return x.unit * float(x.xp.max(x.xp.sum(rows, axis=1)))

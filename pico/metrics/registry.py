@@ -60,6 +60,9 @@ class Metric:
     any_shape: bool = False
     """Whether a metric of two tensors takes vectors and scalars too."""
 
+    takes_prepared: bool = False
+    """Whether `function` takes an `arrays.Prepared`, and so shares work with its siblings."""
+
     @property
     def needs_matrix(self) -> bool:
         """Whether the metric is defined only for tensors of two or more dimensions."""
@@ -73,13 +76,19 @@ class Metric:
 
 
 def register(
-    kind: Literal["tensor", "pair"], version: int = 1, *, any_shape: bool = False
+    kind: Literal["tensor", "pair"], version: int = 1, **flags: bool
 ) -> Callable[[_F], _F]:
-    """Return a decorator that registers a function of one array or of two, under its own name."""
+    """Return a decorator that registers a function of one array or of two, under its own name.
+
+    Args:
+        kind: whether the function takes one array or two.
+        version: of its numbers.
+        flags: `any_shape` or `takes_prepared` of `Metric`.
+    """
 
     def decorate(function: _F) -> _F:
         summary = _first_line(function)
-        _add(Metric(function.__name__, function, kind, version, summary, any_shape=any_shape))
+        _add(Metric(function.__name__, function, kind, version, summary, **flags))
         return function
 
     return decorate
@@ -188,14 +197,14 @@ def compute(array: Array, names: Iterable[str]) -> dict[str, float]:
         )
     if not metrics:
         return {}
-    _, wide = arrays.as_float64(array)
+    prepared = arrays.prepare(array)
     singular_values: Any = None
     if any(metric.kind == "spectrum" for metric in metrics):
-        singular_values = arrays.to_host(spectrum(wide))
+        singular_values = arrays.to_host(spectrum(prepared))
     return {
         metric.name: metric.of_spectrum(singular_values, arrays.roundoff(array))
         if metric.kind == "spectrum"
-        else metric.function(wide)
+        else metric.function(prepared if metric.takes_prepared else prepared.wide)
         for metric in metrics
     }
 

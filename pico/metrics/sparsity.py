@@ -13,7 +13,7 @@ from pico.metrics.arrays import Array
 from pico.metrics.registry import register
 
 
-@register("tensor")
+@register("tensor", takes_prepared=True)
 def gini(array: Array) -> float:
     """Gini coefficient of the magnitudes: 0 where all are equal, near 1 where few are not 0.
 
@@ -35,20 +35,19 @@ def gini(array: Array) -> float:
     References:
         Hurley and Rickard, Comparing Measures of Sparsity (IEEE Trans. Inf. Theory, 2009).
     """
-    xp, magnitudes = arrays.sorted_magnitudes(array)
-    n = int(magnitudes.shape[0])
-    largest = float(magnitudes[-1]) if n else math.nan
-    if not math.isfinite(largest):
+    x = arrays.prepare(array)
+    if not x.n or not math.isfinite(x.largest):
         return math.nan
-    if largest == 0.0:
+    if x.largest == 0.0:
         return 0.0
-    magnitudes = magnitudes / arrays.power_of_two(largest)
-    ranks = xp.arange(1 - n, n, 2, dtype=xp.float64, device=arrays.device(magnitudes))  # 2i - n - 1
-    ratio: float = float(ranks @ magnitudes) / (n * float(xp.sum(magnitudes)))
+    magnitudes = x.in_order / x.unit
+    where = arrays.device(magnitudes)
+    ranks = x.xp.arange(1 - x.n, x.n, 2, dtype=x.xp.float64, device=where)  # 2i - n - 1
+    ratio: float = float(ranks @ magnitudes) / (x.n * float(x.xp.sum(magnitudes)))
     return max(0.0, ratio)  # equal entries leave a rounding error of either sign
 
 
-@register("tensor")
+@register("tensor", takes_prepared=True)
 def hoyer(array: Array) -> float:
     """Hoyer's sparsity: 0 where all magnitudes are equal, 1 where one entry alone is not 0.
 
@@ -70,14 +69,11 @@ def hoyer(array: Array) -> float:
     References:
         Hoyer, Non-negative Matrix Factorization with Sparseness Constraints (JMLR, 2004).
     """
-    xp, x = arrays.as_float64(array)
-    n = math.prod(x.shape)
-    largest = arrays.max_magnitude(xp, x)
-    if n <= 1 or largest == 0.0 or not math.isfinite(largest):
+    x = arrays.prepare(array)
+    if x.n <= 1 or not x.is_ordinary:
         return math.nan
-    magnitudes = xp.abs(x / arrays.power_of_two(largest))
-    ratio = float(xp.sum(magnitudes)) / math.sqrt(float(xp.sum(magnitudes**2)))
-    return min(1.0, max(0.0, (math.sqrt(n) - ratio) / (math.sqrt(n) - 1.0)))
+    ratio = float(x.xp.sum(x.magnitudes)) / math.sqrt(x.squares)
+    return min(1.0, max(0.0, (math.sqrt(x.n) - ratio) / (math.sqrt(x.n) - 1.0)))
 
 
 @register("tensor")
@@ -144,7 +140,7 @@ def excess_kurtosis(array: Array) -> float:
     return float(xp.mean(squares**2)) / float(xp.mean(squares)) ** 2 - 3.0
 
 
-@register("tensor")
+@register("tensor", takes_prepared=True)
 def l1_l2_ratio(array: Array) -> float:
     """Sum of magnitudes over root of squares: 1 where one entry alone is not 0, √n if all equal.
 
@@ -167,9 +163,5 @@ def l1_l2_ratio(array: Array) -> float:
         Hurley and Rickard, Comparing Measures of Sparsity (IEEE Trans. Inf. Theory, 2009); "code
         sparsity" in Hu et al., Latent State Models of Training Dynamics (TMLR, 2023).
     """
-    xp, x = arrays.as_float64(array)
-    largest = arrays.max_magnitude(xp, x)
-    if largest == 0.0 or not math.isfinite(largest) or not math.prod(x.shape):
-        return math.nan
-    magnitudes = xp.abs(x / arrays.power_of_two(largest))
-    return float(xp.sum(magnitudes)) / math.sqrt(float(xp.sum(magnitudes**2)))
+    x = arrays.prepare(array)
+    return float(x.xp.sum(x.magnitudes)) / math.sqrt(x.squares) if x.is_ordinary else math.nan
