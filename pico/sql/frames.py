@@ -13,6 +13,7 @@ import polars as pl
 from pico import schema
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot
+from pico.sql import expressions  # noqa: F401 (registers the namespace `tensor`)
 
 
 def scan(
