@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pico.errors import MetricError
 from pico.metrics import arrays
 from pico.metrics.arrays import Array
@@ -237,6 +239,11 @@ def _thin_spectrum(thin: _Thin) -> Any:
     n = min(thin.left.shape[1], thin.left.shape[0], thin.right.shape[1])
     if not all(math.isfinite(arrays.max_magnitude(xp, factor)) for factor in thin[1:]):
         return xp.full((n,), float("nan"), dtype=xp.float64, device=arrays.device(thin.left))
-    first = xp.linalg.qr(thin.left, mode="reduced")[1]
-    second = xp.linalg.qr(thin.right.T, mode="reduced")[1]
-    return spectrum(first @ second.T)[:n]
+    return spectrum(_triangle(xp, thin.left) @ _triangle(xp, thin.right.T).T)[:n]
+
+
+def _triangle(xp: Any, tall: Any) -> Any:
+    """Return R of a QR decomposition; numpy leaves Q out, which takes half the time."""
+    if isinstance(tall, np.ndarray):
+        return np.linalg.qr(tall, mode="r")
+    return xp.linalg.qr(tall, mode="reduced")[1]
