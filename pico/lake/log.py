@@ -87,6 +87,17 @@ def read_commit(storage: Storage, stream: str, seq: int) -> Commit:
     return Commit(seq, metadata.get(b"pico.txn", b"").decode(errors="replace"), tuple(entries))
 
 
+def read_file(storage: Storage, path: str) -> list[Entry]:
+    """Return the entries of one log file, be it a commit or a level file.
+
+    Raises:
+        CorruptError: if the file is damaged.
+        SchemaError: if it is not a log file of a known version.
+        FileNotFoundError: if there is no such file.
+    """
+    return _decode(storage.read(path), path)[0]
+
+
 class LogReader:
     """Reads all streams of a lake, keeping what it has read: log files never change."""
 
