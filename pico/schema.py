@@ -94,6 +94,30 @@ class TableSchema:
         """Path key to the stored column with the same content: `run` → `run_id`, …."""
         return {key: PATH_COLUMNS[key] for key in self.partition if key in PATH_COLUMNS}
 
+    @property
+    def known_versions(self) -> tuple[int, ...]:
+        """Versions that can be read, ascending; the last is the current one."""
+        return (self.version,)
+
+    def at(self, version: int) -> TableSchema:
+        """Return the table as it was in a version.
+
+        Raises:
+            SchemaError: for a version that is not known.
+        """
+        if version not in self.known_versions:
+            raise SchemaError(f"table {self.name} has no version {version} that this pico knows")
+        return self
+
+    def upgrade(self, rows: pa.Table, version: int) -> pa.Table:
+        """Return rows of a version as rows of the current one; those that are already unchanged.
+
+        Raises:
+            SchemaError: for a version that is not known.
+        """
+        self.at(version)
+        return rows
+
     def batch(self, columns: Mapping[str, Any]) -> pa.Table:
         """Make a checked table from columns by name; absent nullable columns become NULL.
 
