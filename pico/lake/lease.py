@@ -134,6 +134,19 @@ def acquire(storage: Storage, stream: str) -> Lease:
     return Lease(storage, stream, epoch, clean, holder_id)
 
 
+def holder(storage: Storage, stream: str) -> Holder | None:
+    """Return who holds or last held a stream; None if nobody ever did.
+
+    Raises:
+        CorruptError: if the newest lease file cannot be read.
+    """
+    while epochs := _epochs(storage, stream):
+        found = _read(storage, stream, epochs[-1])
+        if found is not None:  # else a newer holder has cleared it away meanwhile
+            return found
+    return None
+
+
 def _path(stream: str, epoch: int) -> str:
     return f".leases/{stream}/{epoch:08d}.json"
 
