@@ -105,9 +105,24 @@ class TableSchema:
         Raises:
             SchemaError: for a version that is not known.
         """
-        if version not in self.known_versions:
-            raise SchemaError(f"table {self.name} has no version {version} that this pico knows")
+        self.check_version(version, f"table {self.name}")
         return self
+
+    def check_version(self, version: int, path: str) -> None:
+        """Refuse a version that is not known, with the file that has it.
+
+        Raises:
+            SchemaError: naming file, version and the way out.
+        """
+        known = self.known_versions
+        if version in known:
+            return
+        readable = f"version {known[0]}" if len(known) == 1 else f"versions 1 to {known[-1]}"
+        newer = "; a newer pico wrote it: upgrade pico-lake" if version > known[-1] else ""
+        raise SchemaError(
+            f"{path} has schema version {version} of table {self.name}; "
+            f"this pico reads {readable}{newer}"
+        )
 
     def upgrade(self, rows: pa.Table, version: int) -> pa.Table:
         """Return rows of a version as rows of the current one; those that are already unchanged.

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pico import schema
-from pico.errors import NotALakeError, RunNameError, SchemaError, did_you_mean
+from pico.errors import NotALakeError, RunNameError, did_you_mean
 from pico.lake import log, table
 from pico.lake.log import Entry
 from pico.lake.storage import Storage
@@ -73,11 +73,7 @@ class Snapshot:
         spec = schema.table(table)
         found = [entry for entry in self._live if entry.table == table]
         for entry in found:
-            if entry.schema_version != spec.version:
-                raise SchemaError(
-                    f"{entry.path} has schema version {entry.schema_version} of table {table}; "
-                    f"this pico reads version {spec.version}"
-                )
+            spec.check_version(entry.schema_version, entry.path)
         if runs is not None:
             found = [e for e in found if partition(e.path).get("run") in (*runs, None)]
         if steps is not None:
