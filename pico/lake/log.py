@@ -210,8 +210,8 @@ def consolidate(storage: Storage, stream: str, seq: int) -> None:
 def _decode(data: bytes, path: str) -> tuple[list[Entry], Mapping[bytes, bytes]]:
     try:
         table = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read()
-        schema.log().accepts(table.schema, path)
-        rows: list[dict[str, Any]] = table.to_pylist()
+        version = schema.log().accepts(table.schema, path)
+        rows: list[dict[str, Any]] = schema.log().upgrade(table, version).to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
         if isinstance(error, SchemaError):
             raise
