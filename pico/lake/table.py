@@ -222,6 +222,11 @@ class OpenFile:
     version: int
 
     @property
+    def schema_arrow(self) -> pa.Schema:
+        """The current columns, which reading shows."""
+        return self.spec.arrow
+
+    @property
     def num_row_groups(self) -> int:
         """Number of row groups."""
         return int(self.parquet.num_row_groups)
