@@ -126,6 +126,8 @@ def markdown() -> str:
             f"Path: `{_path_form(schema)}`. Primary key: `{', '.join(schema.primary_key)}`.",
             "",
         ]
+        lines += [_told(change) for change in schema.history]
+        lines += [""] if schema.history else []
         lines += ["| column | type | null | unit | meaning |", "|---|---|---|---|---|"]
         lines += [
             f"| `{c.name}` | {c.type} | {'yes' if c.nullable else 'no'} | {c.unit or ''} "
@@ -133,6 +135,16 @@ def markdown() -> str:
             for c in schema.columns
         ]
     return "\n".join(lines) + "\n"
+
+
+def _told(change: Change) -> str:
+    """Return a line of the page that says how a version was made."""
+    told = [f"`{old}` became `{new}`" for old, new in change.renamed.items()]
+    for name, value in change.added.items():
+        told.append(f"`{name}` was added ({json.dumps(value)} in older rows)")
+    told += [f"`{item.column.name}` ({item.column.type}) was dropped" for item in change.dropped]
+    told += [f"`{name}` was {kind}" for name, kind in change.widened.items()]
+    return f"- Version {change.version}: {change.why} {'; '.join(told)}."
 
 
 def _path_form(schema: TableSchema) -> str:
