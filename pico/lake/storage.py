@@ -14,7 +14,7 @@ import re
 import shutil
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import fsspec
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractBufferedFile
 
 from pico.errors import LakeError, MissingExtraError, StorageError, one_line
 from pico.lake import local
@@ -228,6 +229,19 @@ class Storage:
         self._checked_exclusive = True
 
 
+def filesystem_of(
+    read: Callable[[str, int, int], bytes], files: Mapping[str, int]
+) -> tuple[Any, str]:
+    """Return a file system as `Storage.snapshot_filesystem` does, of bytes that `read` gives.
+
+    Args:
+        read: given a path, the first byte and the byte after the last, those bytes.
+        files: path relative to the lake → size in bytes.
+    """
+    store = _ServedFileSystem(read, files)
+    return _SnapshotFileSystem(store, "", files), _SnapshotFileSystem.protocol
+
+
 def _is_precondition(error: OSError) -> bool:
     """Whether a store said HTTP 412 ("there is such an object"): Ceph does so inside EINVAL."""
     answer = getattr(error.__cause__, "response", None)
@@ -278,3 +292,37 @@ class _SnapshotFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return self._store.open(
             f"{self._store_root}/{name}", "rb", block_size=1 << 20, cache_type="readahead"
         )
+
+
+class _ServedFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """Files whose bytes a function gives: the store below a snapshot served to a process."""
+
+    protocol = "picoserved"
+    cachable = False
+    root_marker = ""
+
+    def __init__(self, read: Callable[[str, int, int], bytes], files: Mapping[str, int]) -> None:
+        super().__init__(use_listings_cache=False)
+        self._read, self._files = read, dict(files)
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        name = path.lstrip("/")
+        if name not in self._files:
+            raise FileNotFoundError(name)
+        return {"name": name, "size": self._files[name], "type": "file"}
+
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **_: Any
+    ) -> bytes:
+        file = self.info(path)
+        size = int(file["size"])
+        first, stop, _step = slice(start, end).indices(size)
+        return self._read(str(file["name"]), first, max(first, stop))
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        return _ServedFile(self, path.lstrip("/"), mode, **options)
+
+
+class _ServedFile(AbstractBufferedFile):  # type: ignore[misc]
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return bytes(self.fs.cat_file(self.path, start, end))

@@ -14,8 +14,9 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from pico.errors import QueryError
+from pico.errors import QueryError, printable
 
+_TRACEBACK = "Traceback (most recent call last):\n"
 _UDF_PREFIX = "Invalid Input Error: Python exception occurred while executing the UDF: "
 
 
@@ -34,7 +35,10 @@ def guarded() -> Iterator[None]:
 
 def message(error: duckdb.Error) -> str:
     """Return DuckDB's message in one line, without the copy of the statement that follows it."""
-    text = " ".join(str(error).partition("\n\nLINE ")[0].split())
+    text = str(error).partition("\n\nLINE ")[0]
+    if _TRACEBACK in text:  # of a file system in Python; its last line says it
+        text = text.strip().splitlines()[-1]
+    text = printable(" ".join(text.split()))
     if text.startswith(_UDF_PREFIX):
         _, _, text = text.removeprefix(_UDF_PREFIX).partition(": ")
     return text
