@@ -21,6 +21,9 @@ except ImportError:  # Windows, whose file system has hard links
     fcntl = None  # type: ignore[assignment]
 
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+_REMEMBERED = 4096
+_durable: set[Path] = set()
+"""Folders whose entries, up to the root, this process has made durable."""
 
 
 def files_below(root: Path, prefix: str) -> Iterator[tuple[str, int]]:
@@ -46,14 +49,25 @@ def files_below(root: Path, prefix: str) -> Iterator[tuple[str, int]]:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents; each new entry is made durable in its parent."""
-    missing = []
-    while not folder.exists():
-        missing.append(folder)
+    """Create a folder and its parents; each entry is made durable in its parent.
+
+    A folder that is there already may have been made by a process that was killed before its
+    fsync; what is written into it would be gone with it after a power cut. So each process makes
+    every folder that it uses durable once.
+    """
+    doubtful = []
+    while folder not in _durable or not folder.exists():
+        doubtful.append(folder)
+        if folder.parent == folder:
+            break
         folder = folder.parent
-    for item in reversed(missing):
-        item.mkdir(exist_ok=True)
+    for item in reversed(doubtful):
+        if not item.exists():
+            item.mkdir(exist_ok=True)
         sync_folder(item.parent)
+        if len(_durable) >= _REMEMBERED:
+            _durable.clear()
+        _durable.add(item)
 
 
 def sync_folder(folder: Path) -> None:
