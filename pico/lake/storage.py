@@ -26,7 +26,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 from pico.errors import LakeError, MissingExtraError, StorageError, one_line
-from pico.lake import local
+from pico.lake import links, local
 from pico.lake.sink import LocalSink, ObjectSink, Sink
 
 _MEMORY_LOCK = threading.Lock()
@@ -81,8 +81,10 @@ class Storage:
 
         Raises:
             FileNotFoundError: if there is no such file.
+            CorruptError: if it is reached by a symbolic link.
             StorageError: if the store refuses.
         """
+        self.refuse_links([path])
         try:
             return bytes(self._fs.cat_file(self._full(path)))
         except FileNotFoundError:
@@ -91,7 +93,8 @@ class Storage:
             raise StorageError(f"cannot read {path} of {self.url}: {one_line(error)}") from None
 
     def open(self, path: str) -> pa.NativeFile:
-        """Open a file for random reads by pyarrow."""
+        """Open a file for random reads by pyarrow; raises as `read` does."""
+        self.refuse_links([path])
         try:
             if self.folder is not None:
                 return pa.memory_map(str(self.folder / path))
@@ -100,6 +103,11 @@ class Storage:
             raise
         except OSError as error:
             raise StorageError(f"cannot read {path} of {self.url}: {one_line(error)}") from None
+
+    def refuse_links(self, paths: Iterable[str]) -> None:
+        """Raise `CorruptError` for a path with a symbolic link in it (object stores have none)."""
+        if self.folder is not None:
+            links.refuse(self.folder, paths)
 
     def list(self, prefix: str) -> list[StoredFile]:
         """Return all files below a folder of the lake, sorted by path; absent: none.

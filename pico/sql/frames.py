@@ -59,6 +59,7 @@ def scan(
 def _scan_files(snapshot: Snapshot, files: Sequence[Entry]) -> pl.LazyFrame:
     storage = snapshot.storage
     if storage.folder is not None:
+        storage.refuse_links(entry.path for entry in files)
         sources = [storage.folder / entry.path for entry in files]
         return pl.scan_parquet(sources, hive_partitioning=False, glob=False)
     return pl.scan_parquet([storage.read(entry.path) for entry in files], hive_partitioning=False)

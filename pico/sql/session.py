@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from pico import schema
-from pico.errors import QueryError, SchemaError
+from pico.errors import CorruptError, QueryError, SchemaError
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot, partition
 from pico.schema import TableSchema
@@ -81,7 +81,8 @@ def connect(
     for spec in schema.tables().values():
         try:
             entries = snapshot.files(spec.name, runs, steps)
-        except SchemaError as error:
+            snapshot.storage.refuse_links(entry.path for entry in entries)
+        except (CorruptError, SchemaError) as error:
             _create_broken_view(connection, spec, str(error))
         else:
             _create_view(connection, spec, entries, root, steps)
