@@ -11,9 +11,9 @@ Each function here runs in a process of its own (`tests.stress.forks`). What mus
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,19 @@ from pico.lake.log import LogReader
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from tests.lake.steps import data_files
-from tests.stress import forks, small_run
+from tests.stress import figures, forks, small_run
 from tests.stress.crash_shim import CRASHED, Shim
 from tests.stress.small_run import RUN, Shown
 
 KILL, LOST = None, "lost"
 
 
-def reference() -> dict[str, Any]:
+def reference(has_links: bool = True) -> dict[str, Any]:
     """Train without interruption; returns what each prefix of the commits shows, and counts."""
     folder = Path(tempfile.mkdtemp(prefix="pico-crash-"))
     try:
         (folder / "disk").mkdir()
-        shim = Shim(folder / "disk")
+        shim = Shim(folder / "disk", has_links=has_links)
         storage = Storage(str(folder / "disk" / "lake"))
         with shim.installed():
             small_run.train(storage, folder / "told")
@@ -43,18 +43,20 @@ def reference() -> dict[str, Any]:
             "prefixes": small_run.prefixes(storage),
             "n": shim.n_done,
             "kinds": shim.kinds,
-            "audited": dict(shim.audited),
+            "audited": shim.audited,
         }
     finally:
         shutil.rmtree(folder)
 
 
-def one_crash(number: int, power: str | int | None, wanted: list[Shown]) -> None:
+def one_crash(
+    number: int, power: str | int | None, wanted: list[Shown], has_links: bool = True
+) -> None:
     """Crash at one operation; then look, resume and compare."""
     folder = Path(tempfile.mkdtemp(prefix="pico-crash-"))
     try:
         (folder / "disk").mkdir()
-        assert forks.crash(_train, folder, number, power) == CRASHED
+        assert forks.crash(_train, folder, number, power, has_links) == CRASHED
         storage = Storage(str(folder / "disk" / "lake"))
         n_there = len(_transactions(storage, folder / "told"))
         assert n_there < len(wanted)
@@ -85,8 +87,8 @@ def two_crashes(first: int, second: int, powers: tuple[Any, Any], wanted: list[S
         shutil.rmtree(folder)
 
 
-def _train(folder: Path, stop_at: int, power: str | int | None) -> None:
-    shim = Shim(folder / "disk", stop_at, power, folder / "durable")
+def _train(folder: Path, stop_at: int, power: str | int | None, has_links: bool = True) -> None:
+    shim = Shim(folder / "disk", stop_at, power, folder / "durable", has_links)
     with shim.installed():
         small_run.train(Storage(str(folder / "disk" / "lake")), folder / "told")
 
@@ -130,7 +132,19 @@ def _finish(storage: Storage, folder: Path, wanted: list[Shown]) -> None:
     assert not [f.path for f in storage.list(own)], "staging was not cleared"
 
 
-if __name__ == "__main__":
-    os.environ["OMP_NUM_THREADS"] = "1"
-    made = forks.call(reference)
-    print(made["n"], made["kinds"])
+def survive(
+    kind: str, function: Callable[..., Any], cases: Sequence[tuple[Any, ...]], at_once: int = 1
+) -> list[Any]:
+    """Try all cases; notes the count for the report and returns what the function returned.
+
+    Raises:
+        AssertionError: telling of each case that failed.
+    """
+    values, failures = [], []
+    for case, value in forks.each(function, cases, at_once):
+        if isinstance(value, BaseException):
+            failures.append(f"{case[:2]}: {value!s}")
+        values.append(value)
+    assert not failures, f"{len(failures)} of {len(cases)}\n" + "\n".join(failures[:3])
+    figures.note("crash points", kind=kind, tried=len(cases), survived=len(cases))
+    return values

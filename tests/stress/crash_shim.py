@@ -14,6 +14,7 @@ events, so that a test can show that no operation passes by the shim.
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import os
 import pickle
@@ -84,7 +85,7 @@ class Shim:
 
     def __init__(
         self, root: Path, stop_at: int | None = None, power: str | int | None = None,
-        disk: Path | None = None,
+        disk: Path | None = None, has_links: bool = True,
     ) -> None:  # fmt: skip
         """Take the content of `root` as it is.
 
@@ -93,9 +94,11 @@ class Shim:
             stop_at: number of the operation, from 0, at which the process ends.
             power: None for a killed process, "lost" or a seed for a power cut.
             disk: file in which a killed process leaves what is durable, and finds it.
+            has_links: whether the disk knows hard links.
         """
         self.n_done, self.kinds, self.audited = 0, list[str](), Counter[str]()
         self._root, self._stop_at, self._power, self._disk = root.resolve(), stop_at, power, disk
+        self._has_links = has_links
         known = disk is not None and disk.exists()
         self._tree: Folder = pickle.loads(disk.read_bytes()) if known else Folder.of(root)
         self._handles: dict[int, File | Folder] = {}
@@ -223,6 +226,8 @@ class Shim:
         old, new = self._place(source), self._place(target)
         if old is None or new is None:
             return REAL["link"](source, target, **options)
+        if not self._has_links:
+            raise OSError(errno.EPERM, "Operation not permitted")
 
         def act() -> None:
             REAL["link"](source, target, **options)
@@ -265,7 +270,7 @@ class Shim:
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
-            path, mode, flags = arguments
+            path, _, flags = arguments
             if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT) and self._place(path):
                 self.audited["open"] += 1
         elif event in _AUDITED:
