@@ -4,7 +4,19 @@ A commit that replaces files (`remove` entries, and `add` entries that say what 
 void as a whole when a file that it removes is withdrawn by any commit of any stream, or was itself
 added by a void one: then neither its adds nor its removes count. So a resume that withdraws rows
 while a compaction merges their files brings nothing back and loses nothing, whichever commits
-first, and neither has to wait for the other. `snapshot` calls this.
+first, and neither has to wait for the other. `snapshot` calls this. In SQL, without this package:
+
+    WITH RECURSIVE log AS (FROM read_parquet('LAKE/_log/*/*.parquet')),
+    replaced AS (
+        SELECT txn, path FROM log WHERE action = 'remove' AND txn IN (
+            SELECT txn FROM log WHERE action = 'add' AND extra LIKE '%"stands_for"%')),
+    void AS (
+        SELECT txn FROM replaced WHERE path IN (SELECT path FROM log WHERE action = 'withdraw')
+        UNION
+        SELECT replaced.txn FROM replaced JOIN log USING (path) JOIN void ON void.txn = log.txn
+        WHERE log.action = 'add')
+    SELECT path FROM log WHERE action = 'withdraw' OR txn NOT IN (FROM void)
+    GROUP BY path HAVING bool_and(action = 'add') ORDER BY path
 """
 
 from __future__ import annotations

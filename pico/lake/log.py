@@ -145,9 +145,10 @@ class LogReader:
         before: list[str] = []
         while True:
             streams = by_stream(_names(self._storage, folder))
-            gaps = [commit_path(s, gap) for s, p in streams.items() if (gap := first_gap(p)) >= 0]
+            covers = {stream: _cover(paths) for stream, paths in streams.items()}
+            gaps = [commit_path(stream, gap) for stream, (_, gap) in covers.items() if gap >= 0]
             if not gaps:
-                return [path for paths in streams.values() for path in cover(paths)]
+                return [path for chosen, _ in covers.values() for path in chosen]
             if gaps == before:
                 raise CorruptError(f"{gaps[0]} is missing although later commits stand")
             # A listing that overlaps commits may hold a later one without an earlier one; the
@@ -175,22 +176,7 @@ def cover(paths: Iterable[str]) -> list[str]:
     >>> cover(["_log/s/000000000000.parquet", "_log/s/000000000001.parquet"])[-1]
     '_log/s/000000000001.parquet'
     """
-    present = set(paths)
-    if not present:
-        return []
-    stream, n_commits = _stream_of(next(iter(present))), last_seq(present) + 1
-    widths = [FANOUT**level for level in range(10) if FANOUT**level <= n_commits]
-    candidates = list(reversed(list(enumerate(widths))))
-    chosen, following = [], 0
-    while True:
-        for level, width in candidates:
-            path = _level_path(stream, level, following + width - 1)
-            if path in present:
-                chosen.append(path)
-                following += width
-                break
-        else:
-            return chosen
+    return _cover(paths)[0]
 
 
 def last_seq(paths: Iterable[str]) -> int:
@@ -198,14 +184,34 @@ def last_seq(paths: Iterable[str]) -> int:
     return int(max((path[_NUMBER] for path in paths), default=-1))
 
 
-def first_gap(paths: Sequence[str]) -> int:
+def first_gap(paths: Iterable[str]) -> int:
     """Return the first commit that a stream's files lack before its last; -1 if none.
 
     >>> first_gap(["_log/s/000000000000.parquet", "_log/s/000000000002.parquet"])
     1
     """
-    covered = last_seq(cover(paths))
-    return covered + 1 if covered < last_seq(paths) else -1
+    return _cover(paths)[1]
+
+
+def _cover(paths: Iterable[str]) -> tuple[list[str], int]:
+    """Return what `cover` and `first_gap` do, from one look."""
+    present = set(paths)
+    if not present:
+        return [], -1
+    stream, n_commits = _stream_of(next(iter(present))), last_seq(present) + 1
+    levels = [level for level in range(10) if FANOUT**level <= n_commits]
+    chosen, following = [], 0
+    while following < n_commits:
+        # Level files begin at multiples of their width, so the widest that fits is the best.
+        for level in reversed(levels):
+            path = _level_path(stream, level, following + FANOUT**level - 1)
+            if path in present:
+                chosen.append(path)
+                following += FANOUT**level
+                break
+        else:
+            return chosen, following
+    return chosen, -1
 
 
 def consolidate(storage: Storage, stream: str, seq: int) -> None:
@@ -256,7 +262,12 @@ def _read_all(storage: Storage, paths: Sequence[str]) -> list[pa.Table]:
 
 
 def _rows(storage: Storage, path: str) -> pa.Table:
-    return entries.decode(storage.read(path), path)[0]
+    try:
+        return entries.decode(storage.read(path), path)[0]
+    except CorruptError as error:
+        if "/level=" not in path:
+            raise
+        raise CorruptError(f"{error}; it only copies commits, delete it to go on") from None
 
 
 def _level_path(stream: str, level: int, last: int) -> str:

@@ -6,6 +6,8 @@ that commits made meanwhile neither appear by halves nor move anything. `sql`, `
 
     SELECT path FROM read_parquet('LAKE/_log/*/*.parquet')
     GROUP BY path HAVING bool_and(action = 'add') ORDER BY path
+
+as long as no replacement is void; `live` says what that is, and has the query for it.
 """
 
 from __future__ import annotations
