@@ -34,7 +34,7 @@ RECORD: dict[str, Any] = {
     "gradients": {"every": 3},
     "tensor_stats": {"gradients": {"every": 1}},
 }
-_WALL_CLOCK = ("run_uuid", "created_at")
+_ASIDE = ("run_id", "run_uuid", "created_at")
 TENSORS = ("weights", "gradients", "optimizer", "activations")
 
 
@@ -99,20 +99,19 @@ class Shown:
         )
 
 
-def shown(snapshot: Snapshot) -> Shown:
-    """Read everything through the API; tensors are verified by their content hash."""
+def shown(snapshot: Snapshot, run: str = RUN) -> Shown:
+    """Read all of a run through the API; tensors are verified by their content hash."""
     rows = {}
     for name, spec in schema.tables().items():
-        found = snapshot.read(name).to_pylist()
+        found = snapshot.read(name, runs=[run]).to_pylist()
         keys = [tuple(repr(row[key]) for key in spec.primary_key) for row in found]
         assert len(set(keys)) == len(keys), f"{name} shows a key twice"
-        kept = [{k: v for k, v in row.items() if k not in _WALL_CLOCK} for row in found]
+        kept = [{k: v for k, v in row.items() if k not in _ASIDE} for row in found]
         rows[name] = frozenset(repr(row) for row in kept)
     for name in TENSORS:
-        for run in snapshot.runs():
-            for step in {e.min_step for e in snapshot.files(name, [run])}:
-                for row in snapshot.tensors(name, run, step):
-                    assert row.tensor.data is not None
+        for step in {e.min_step for e in snapshot.files(name, [run])}:
+            for row in snapshot.tensors(name, run, step):
+                assert row.tensor.data is not None
     files = Counter((e.table, e.hash) for e in snapshot.all_files() if e.table != "runs")
     return Shown(rows, files)
 
@@ -122,6 +121,6 @@ def prefixes(storage: Storage, run: str = RUN) -> list[Shown]:
     entries = LogReader(storage).stream(f"train.{run}")
     txns = list(dict.fromkeys(entry.txn for entry in entries))
     return [
-        shown(Snapshot(storage, [e for e in entries if e.txn in txns[:n]]))
+        shown(Snapshot(storage, [e for e in entries if e.txn in txns[:n]]), run)
         for n in range(len(txns) + 1)
     ]
