@@ -314,6 +314,17 @@ def test_a_damaged_file_is_left_as_it_is(old: Storage, spoil: str) -> None:
     assert entry in live(old)
 
 
+def test_a_file_that_was_exchanged_is_left_as_it_is(old: Storage, tmp_path: Path) -> None:
+    """A sound Parquet file with as many rows, but not the one that was committed."""
+    entry = Snapshot.take(old).files("scalars")[0]
+    rows = pq.ParquetFile(old.open(entry.path)).read()
+    pq.write_table(rows, tmp_path / "other.parquet", compression="none")
+    old.put(entry.path, (tmp_path / "other.parquet").read_bytes())
+    assert Snapshot.take(old).read("scalars").num_rows
+    (reason,) = migrate(old).skipped
+    assert f"{entry.path} is damaged: its bytes have not the hash that the log says" in reason
+
+
 def test_a_missing_file_is_skipped(old: Storage) -> None:
     entry = Snapshot.take(old).files("scalars")[0]
     old.delete([entry.path])
