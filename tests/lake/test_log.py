@@ -14,6 +14,7 @@ from pico.lake.commit import Stream
 from pico.lake.log import FANOUT, Entry
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
+from tests.benchmarks import bench_log
 from tests.lake.counting import CountingStorage
 
 LISTING = "paths" if hasattr(Storage, "paths") else "list"
@@ -229,6 +230,25 @@ def test_many_small_files_are_kept_as_one(local):
     write(local, "train.r7", 1, [entry(100)])
     assert [e.rows for e in reader.stream("train.r7")] == [7, 100]
     assert sorted(e.rows for e in reader.entries()) == [*range(70), 100]
+
+
+def test_ten_thousand_commits_cost_no_more_requests_than_a_hundred(tmp_path):
+    costs = {}
+    for n_commits in (100, 10_000):
+        storage = bench_log.fill(tmp_path / str(n_commits), n_commits, whole=False)
+        (file,) = bench_log.open_run(storage, n_commits // 2)
+        assert f"step={n_commits // 2}/" in file.path
+        assert storage.counts["read"] <= 200
+        opening = storage.n_operations
+        with Stream(storage, bench_log.STREAM) as stream:
+            storage.reset()
+            for step in range(n_commits, n_commits + bench_log.WINDOW):
+                bench_log.commit(stream, step)
+            costs[n_commits] = opening, storage.n_operations
+        (file,) = bench_log.open_run(storage, n_commits + bench_log.WINDOW - 1)
+    assert costs[10_000][0] <= 3 * costs[100][0]
+    assert costs[10_000][1] <= 2 * costs[100][1]
+    assert costs[10_000][1] / bench_log.WINDOW < 8
 
 
 def test_a_level_file_needs_no_listing(long_lake, monkeypatch):
