@@ -9,13 +9,13 @@ without asking the store about each of them.
 
 from __future__ import annotations
 
+import builtins
 import datetime
 import re
 import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,13 @@ from fsspec.spec import AbstractBufferedFile
 
 from pico.errors import LakeError, MissingExtraError, StorageError, one_line
 from pico.lake import links, local
+from pico.lake.listing import StoredFile, listed
 from pico.lake.sink import LocalSink, ObjectSink, Sink
+
+__all__ = ["Storage", "StoredFile", "filesystem_of"]
 
 _MEMORY_LOCK = threading.Lock()
 _EXTRAS = {"s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "hf": ("huggingface_hub", "hf")}
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """A file as the store lists it: path relative to the lake, size in bytes."""
-
-    path: str
-    size: int
 
 
 class Storage:
@@ -128,10 +123,21 @@ class Storage:
         except OSError as error:
             raise StorageError(f"cannot list {prefix} of {self.url}: {one_line(error)}") from None
         strip = len(self._root) + 1
-        files = [
-            StoredFile(str(path)[strip:], int(info["size"] or 0)) for path, info in found.items()
-        ]
+        files = (listed(str(path)[strip:], info) for path, info in found.items())
         return sorted(files, key=lambda file: file.path)
+
+    def paths(self, prefix: str) -> builtins.list[str]:
+        """Return the paths that `list` would return, without asking about each file.
+
+        Raises:
+            StorageError: as `list` does.
+        """
+        if self.folder is None:
+            return [file.path for file in self.list(prefix)]
+        try:
+            return sorted(local.names_below(self.folder, prefix))
+        except OSError as error:
+            raise StorageError(f"cannot list {prefix} of {self.url}: {one_line(error)}") from None
 
     def is_empty(self) -> bool:
         """Say whether nothing at all lies under the URL."""

@@ -97,4 +97,6 @@ def test_links_in_a_lake_are_followed_to_files_but_not_to_folders(tmp_path):
     (tmp_path / "lake" / "weights" / "file").symlink_to(tmp_path / "elsewhere" / "x")
     (tmp_path / "lake" / "weights" / "folder").symlink_to(tmp_path / "lake")
     (tmp_path / "lake" / "weights" / "nowhere").symlink_to(tmp_path / "absent")
-    assert list(local.files_below(tmp_path / "lake", "")) == [("weights/file", 3)]
+    found = list(local.files_below(tmp_path / "lake", ""))
+    assert [(path, size) for path, size, _ in found] == [("weights/file", 3)]
+    assert list(local.names_below(tmp_path / "lake", "")) == ["weights/file"]
