@@ -14,7 +14,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from pico.errors import QueryError, printable
+from pico.errors import QueryError, one_line, printable
 
 _TRACEBACK = "Traceback (most recent call last):\n"
 _UDF_PREFIX = "Invalid Input Error: Python exception occurred while executing the UDF: "
@@ -27,6 +27,8 @@ def guarded() -> Iterator[None]:
         yield
     except duckdb.Error as error:
         raise QueryError(message(error)) from None
+    except UnicodeDecodeError as error:  # a damaged file, in a value or in DuckDB's own message
+        raise QueryError(f"text that is not UTF-8: {one_line(error)}") from None
     except RuntimeError as error:
         if "interrupted" in str(error):  # DuckDB's word for Ctrl-C
             raise KeyboardInterrupt from None
