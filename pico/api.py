@@ -19,6 +19,7 @@ from pico.lake.storage import Storage
 from pico.sql import frames, functions, library, materialize, session, statements, untrusted
 from pico.sql.library import Query
 from pico.sql.materialize import Summary
+from pico.upkeep.facade import Upkeep
 
 if TYPE_CHECKING:
     import duckdb
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pico.train.trainer import Outcome, Progress
 
 
-class Lake:
+class Lake(Upkeep):
     """One lake: its runs, its tables, and what can be asked of them."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
