@@ -106,7 +106,7 @@ class LogReader:
 
     def streams(self) -> list[str]:
         """Return the names of the streams that have commits, sorted."""
-        return sorted(by_stream(_names(self._storage, ROOT)))
+        return sorted(by_stream(self._storage.paths(ROOT)))
 
     def history(self, stream: str) -> list[tuple[str, list[Entry]]]:
         """Return a stream's commits in order: transaction and entries.
@@ -144,7 +144,7 @@ class LogReader:
         """Return the fewest files that hold every commit of the streams in a folder of the log."""
         before: list[str] = []
         while True:
-            streams = by_stream(_names(self._storage, folder))
+            streams = by_stream(self._storage.paths(folder))
             covers = {stream: _cover(paths) for stream, paths in streams.items()}
             gaps = [commit_path(stream, gap) for stream, (_, gap) in covers.items() if gap >= 0]
             if not gaps:
@@ -167,7 +167,7 @@ def by_stream(paths: Iterable[str]) -> dict[str, list[str]]:
 
 def listed(storage: Storage, stream: str) -> list[str]:
     """Return the paths of a stream's log files."""
-    return by_stream(_names(storage, f"{ROOT}/{stream}")).get(stream, [])
+    return by_stream(storage.paths(f"{ROOT}/{stream}")).get(stream, [])
 
 
 def cover(paths: Iterable[str]) -> list[str]:
@@ -278,7 +278,3 @@ def _level_path(stream: str, level: int, last: int) -> str:
 
 def _stream_of(path: str) -> str:
     return path.split("/", 2)[1]
-
-
-def _names(storage: Storage, folder: str) -> list[str]:
-    return [file.path for file in storage.list(folder)]

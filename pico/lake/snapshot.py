@@ -59,7 +59,7 @@ class Snapshot:
             NotALakeError: if there is no log.
         """
         rows = (reader or log.LogReader(storage)).rows()
-        if not rows.num_rows and not storage.list(log.ROOT):
+        if not rows.num_rows and not storage.paths(log.ROOT):
             raise NotALakeError(
                 f"no lake at {storage.url!r}; make one with pico train or pico demo, "
                 "or name another with --lake"

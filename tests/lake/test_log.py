@@ -17,8 +17,6 @@ from pico.lake.storage import Storage
 from tests.benchmarks import bench_log
 from tests.lake.counting import CountingStorage
 
-LISTING = "paths" if hasattr(Storage, "paths") else "list"
-
 
 def entry(number: int, action="add", **changes) -> Entry:
     fields = {
@@ -116,10 +114,10 @@ def test_a_long_log_opens_with_few_reads(long_lake):
     reader = log.LogReader(counting)
     reader.entries()
     # 256 + 2 · 16 + 2 commits, and the other stream's one; found by a single listing
-    assert counting.counts == {"read": 1 + 2 + 2 + 1, LISTING: 1}
+    assert counting.counts == {"read": 1 + 2 + 2 + 1, "paths": 1}
     counting.reset()
     reader.entries()
-    assert counting.counts == {LISTING: 1}
+    assert counting.counts == {"paths": 1}
 
 
 SQL = """
@@ -170,9 +168,9 @@ def test_a_missing_commit_is_an_error_not_a_shorter_history(local):
 
 def test_a_listing_that_overlaps_a_commit_is_repeated(local, monkeypatch):
     commit_entries(local, 4)
-    whole = local.list
+    whole = local.paths
     listings = iter([lambda files: [files[0], files[2]], lambda files: files])
-    monkeypatch.setattr(local, "list", lambda prefix: next(listings)(whole(prefix)))
+    monkeypatch.setattr(local, "paths", lambda prefix: next(listings)(whole(prefix)))
     assert len(log.LogReader(local).stream("train.r")) == 4
 
 

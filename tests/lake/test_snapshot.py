@@ -172,7 +172,7 @@ def test_a_folder_without_commits_is_no_lake(local):
 def test_a_snapshot_lists_the_log_once(two_runs):
     counting = CountingStorage(two_runs.url)
     Snapshot.take(counting).files("weights")
-    assert counting.counts == {"paths" if hasattr(counting, "paths") else "list": 1, "read": 2}
+    assert counting.counts == {"paths": 1, "read": 2}
 
 
 def test_a_reader_used_again_reads_only_what_is_new(storage, monkeypatch):
