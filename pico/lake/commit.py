@@ -104,7 +104,8 @@ class Stream:
                 log.commit_path(self.name, seq), log.encode(entries, metadata)
             )
         except StorageError:
-            if self._txn_at(seq) != txn:
+            # A disk that fails after the link has the file, but may yet lose it.
+            if self.storage.folder is not None or self._txn_at(seq) != txn:
                 raise
             is_mine = True  # only the answer was lost
         if not is_mine and self._txn_at(seq) != txn:

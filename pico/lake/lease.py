@@ -26,6 +26,8 @@ from pico.lake.storage import Storage
 _EPOCH = re.compile(r"\d{8}\.json")
 TIME_TO_LIVE = 120.0
 """Seconds without a heartbeat after which a lease may be taken over."""
+_let_go: set[str] = set()
+"""Ids of leases that this process released; a full disk may have kept it from saying so."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Holder:
     def is_free(self) -> bool:
         """Say whether another writer may take the lease over."""
         if self.released or time.time() - self.heartbeat > self.time_to_live:
+            return True
+        if self.id in _let_go:
             return True
         return self.machine == _machine() and self.process_start != _process_start(self.pid)
 
@@ -95,6 +99,7 @@ class Lease:
         self._stop.set()
         self._thread.join()
         if self._lost is None:
+            _let_go.add(self._id)
             record = _record(self._id, released=True, tidy=tidy)
             self._storage.put(_path(self._stream, self.epoch), record)
 

@@ -79,6 +79,16 @@ def test_a_folder_that_another_process_made_is_made_durable_once(tmp_path, opera
     assert operations == []
 
 
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_a_disk_that_fails_to_sync_a_folder_is_an_error(tmp_path, monkeypatch, error):
+    def refuse(_):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr("os.fsync", refuse)
+    with pytest.raises(OSError, match=os.strerror(error)):
+        local.sync_folder(tmp_path)
+
+
 def test_folders_that_cannot_be_synced_are_no_trouble(tmp_path, monkeypatch):
     def refuse(_):
         raise OSError(errno.EINVAL, "Invalid argument")
