@@ -58,11 +58,11 @@ def one_crash(
         (folder / "disk").mkdir()
         assert forks.crash(_train, folder, number, power, has_links) == CRASHED
         storage = Storage(str(folder / "disk" / "lake"))
-        n_there = len(_transactions(storage, folder / "told"))
+        n_there = len(transactions(storage, folder / "told"))
         assert n_there < len(wanted)
-        _assert_whole(storage)
-        assert _is(storage, wanted[n_there]), _difference(storage, wanted[n_there])
-        _finish(storage, folder, wanted)
+        assert_whole(storage)
+        assert shows(storage, wanted[n_there]), _difference(storage, wanted[n_there])
+        finish(storage, folder, wanted)
     finally:
         shutil.rmtree(folder)
 
@@ -77,11 +77,11 @@ def two_crashes(first: int, second: int, powers: tuple[Any, Any], wanted: list[S
         code = forks.crash(_train, folder, second, powers[1])
         assert code in (0, CRASHED)
         storage = Storage(str(folder / "disk" / "lake"))
-        _transactions(storage, folder / "told")
-        fitting = [n for n, prefix in enumerate(wanted) if _is(storage, prefix)]
+        transactions(storage, folder / "told")
+        fitting = [n for n, prefix in enumerate(wanted) if shows(storage, prefix)]
         assert fitting, f"no prefix of the run's commits: {_difference(storage, wanted[-1])}"
         assert _newest_checkpoint(folder) >= before
-        _finish(storage, folder, wanted)
+        finish(storage, folder, wanted)
         return code == CRASHED
     finally:
         shutil.rmtree(folder)
@@ -98,7 +98,7 @@ def _newest_checkpoint(folder: Path) -> int:
     return max(snapshot.read("checkpoints", ["global_step"])["global_step"].to_pylist(), default=-1)
 
 
-def _transactions(storage: Storage, told: Path) -> list[str]:
+def transactions(storage: Storage, told: Path) -> list[str]:
     """Return the run's commits, of which none that the trainer was told of may be missing."""
     there = list(dict.fromkeys(e.txn for e in LogReader(storage).stream(f"train.{RUN}")))
     lost = set(small_run.commits_told(told)) - set(there)
@@ -106,13 +106,13 @@ def _transactions(storage: Storage, told: Path) -> list[str]:
     return there
 
 
-def _assert_whole(storage: Storage) -> None:
+def assert_whole(storage: Storage) -> None:
     for path in data_files(storage):
         if storage.folder is not None:
             pq.ParquetFile(storage.folder / path, page_checksum_verification=True).read()
 
 
-def _is(storage: Storage, wanted: Shown) -> bool:
+def shows(storage: Storage, wanted: Shown) -> bool:
     return small_run.shown(Snapshot.take_or_empty(storage)).rows == wanted.rows
 
 
@@ -120,7 +120,7 @@ def _difference(storage: Storage, wanted: Shown) -> str:
     return small_run.shown(Snapshot.take_or_empty(storage)).difference(wanted)
 
 
-def _finish(storage: Storage, folder: Path, wanted: list[Shown]) -> None:
+def finish(storage: Storage, folder: Path, wanted: list[Shown]) -> None:
     """Resume to the end and compare with the uninterrupted run."""
     small_run.train(storage, folder / "told")
     snapshot = Snapshot.take(storage)
