@@ -100,6 +100,8 @@ class SequenceReader:
         table = open_file(self._storage, entry).read_row_group(group, ["tokens"])
         column = table["tokens"].combine_chunks()
         flat = column.flatten().to_numpy(zero_copy_only=False)
+        if flat.size % len(column):
+            raise CorruptError(f"{entry.path} has sequences of different lengths")
         rows: npt.NDArray[np.int32] = flat.reshape(len(column), -1).copy()
         self._cache[index] = rows
         self._cached_bytes += rows.nbytes

@@ -11,6 +11,7 @@ dead on this very machine (same host, boot and process namespace; a bare pid mea
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -20,7 +21,7 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pico.errors import CorruptError, LakeError, LeaseError
+from pico.errors import CorruptError, LakeError, LeaseError, printable
 from pico.lake.storage import Storage
 
 _EPOCH = re.compile(r"\d{8}\.json")
@@ -48,7 +49,7 @@ class Holder:
     def describe(self) -> str:
         """Return words for an error message."""
         age = max(0.0, time.time() - self.heartbeat)
-        return f"process {self.pid} on {self.host} (last heard from {age:.0f} s ago)"
+        return f"process {self.pid} on {printable(self.host)} (last heard from {age:.0f} s ago)"
 
     def is_free(self) -> bool:
         """Say whether another writer may take the lease over."""
@@ -164,13 +165,27 @@ def _epochs(storage: Storage, stream: str) -> list[int]:
 def _read(storage: Storage, stream: str, epoch: int) -> Holder | None:
     path = _path(stream, epoch)
     try:
-        holder = Holder(**json.loads(storage.read(path)))
-        holder.is_free()  # fails on values of a wrong type
-        return holder
+        return _checked(Holder(**json.loads(storage.read(path))))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, ArithmeticError, RecursionError):
         raise CorruptError(f"lease file {path} cannot be read; delete it to go on") from None
+
+
+def _checked(holder: Holder) -> Holder:
+    """Return a holder as it was read; raises `TypeError` or the like for values of a wrong type."""
+    words = (holder.id, holder.host, holder.machine, holder.process_start)
+    flags = (holder.released, holder.tidy)
+    numbers = (holder.heartbeat, holder.time_to_live)
+    if (
+        not all(isinstance(word, str) for word in words)
+        or not all(isinstance(flag, bool) for flag in flags)
+        or not isinstance(holder.pid, int)
+        or not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
+    ):
+        raise TypeError("a lease with values of a wrong type")
+    holder.is_free()
+    return holder
 
 
 def _record(holder_id: str, released: bool = False, tidy: bool = True) -> bytes:

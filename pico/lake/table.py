@@ -233,11 +233,18 @@ class OpenFile:
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all rows, of all or some columns; raises `CorruptError` where damaged."""
-        return self._upgraded(self.parquet.read, columns)
+        return self._whole(self._upgraded(self.parquet.read, columns), self.entry.rows)
 
     def read_row_group(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Return the rows of a row group; raises `CorruptError` where damaged."""
-        return self._upgraded(partial(self.parquet.read_row_group, group), columns)
+        rows = self._upgraded(partial(self.parquet.read_row_group, group), columns)
+        return self._whole(rows, self.parquet.metadata.row_group(group).num_rows)
+
+    def _whole(self, rows: pa.Table, n_rows: int) -> pa.Table:
+        """Return rows if they are as many as there must be; damaged columns may end early."""
+        if rows.num_rows != n_rows and rows.num_columns:
+            raise CorruptError(f"{self.entry.path} ends after {rows.num_rows} of {n_rows} rows")
+        return rows
 
     def statistics(self, group: int, column: str) -> pq.Statistics | None:
         """Return what the footer tells of a column in a row group; None if it tells nothing."""

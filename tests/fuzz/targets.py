@@ -248,6 +248,10 @@ TARGETS = {
     ),
     "data files in SQL": Target(_both, damaged, _query_duckdb, False),
     "data files in Polars": Target(
-        _both, damaged, _scan_polars, False, (pl.exceptions.PolarsError, OSError)
+        _both,
+        damaged,
+        _scan_polars,
+        False,
+        (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError),
     ),
 }
