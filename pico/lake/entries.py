@@ -23,6 +23,8 @@ from pico.lake import names
 
 STANDS_FOR = "stands_for"
 _ACTIONS = ("add", "remove", "withdraw")
+_REPEATED = ["action", "table", "txn"]
+_FEW = 64
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,13 @@ def encode(entries: pa.Table | Iterable[Entry], metadata: Mapping[str, str]) -> 
     kept = {**schema.log().arrow.metadata, **{f"pico.{k}": v for k, v in metadata.items()}}
     sink = io.BytesIO()
     pq.write_table(
-        rows.replace_schema_metadata(kept), sink, compression="zstd", write_page_checksum=True
+        rows.replace_schema_metadata(kept),
+        sink,
+        compression="zstd",
+        # In a commit of a few files both would be most of the bytes; nothing is pruned by them.
+        use_dictionary=_REPEATED if rows.num_rows > _FEW else False,
+        write_statistics=False,
+        write_page_checksum=True,
     )
     return sink.getvalue()
 

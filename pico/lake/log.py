@@ -11,11 +11,12 @@ same. `commit` writes entries, `snapshot` reads them; `entries` knows how they a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 
 import pyarrow as pa
 
@@ -144,8 +145,10 @@ class LogReader:
         """Return the fewest files that hold every commit of the streams in a folder of the log."""
         before: list[str] = []
         while True:
-            streams = by_stream(self._storage.paths(folder))
-            covers = {stream: _cover(paths) for stream, paths in streams.items()}
+            covers = {
+                stream: _cover(stream, set(files), _last_seq(stream, files) + 1)
+                for stream, files in _folders(self._storage.paths(folder))
+            }
             gaps = [commit_path(stream, gap) for stream, (_, gap) in covers.items() if gap >= 0]
             if not gaps:
                 return [path for chosen, _ in covers.values() for path in chosen]
@@ -158,11 +161,30 @@ class LogReader:
 
 def by_stream(paths: Iterable[str]) -> dict[str, list[str]]:
     """Group listed log files by stream; what else lies in the folder is left out."""
-    files = filter(_FILE.fullmatch, paths)
-    streams: dict[str, list[str]] = {}
-    for stream, group in groupby(files, key=_stream_of):
-        streams.setdefault(stream, []).extend(group)
-    return streams
+    named = {stream: list(filter(_FILE.fullmatch, files)) for stream, files in _folders(paths)}
+    return {stream: files for stream, files in named.items() if files}
+
+
+def _folders(paths: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the streams' names, sorted, each with its sorted files, among which may be others."""
+    ordered = sorted(paths)
+    first = 0
+    while first < len(ordered):
+        _, _, rest = ordered[first].partition("/")
+        stream, slash, _ = rest.partition("/")
+        # A long log has so many names that looking at each takes longer than reading it.
+        end = bisect_left(ordered, f"{ROOT}/{stream}0", first) if slash else first + 1
+        if slash:
+            yield stream, ordered[first:end]
+        first = end
+
+
+def _last_seq(stream: str, files: Sequence[str]) -> int:
+    """Return what `last_seq` does for sorted files, among which may be others."""
+    n_commits = bisect_left(files, f"{ROOT}/{stream}/level=")
+    numbered = filter(_FILE.fullmatch, reversed(files[:n_commits]))
+    copies = filter(_FILE.fullmatch, files[n_commits:])
+    return last_seq([*islice(numbered, 1), *copies])
 
 
 def listed(storage: Storage, stream: str) -> list[str]:
@@ -176,7 +198,9 @@ def cover(paths: Iterable[str]) -> list[str]:
     >>> cover(["_log/s/000000000000.parquet", "_log/s/000000000001.parquet"])[-1]
     '_log/s/000000000001.parquet'
     """
-    return _cover(paths)[0]
+    present = set(paths)
+    stream = next(iter(present), "//").split("/")[1]
+    return _cover(stream, present, last_seq(present) + 1)[0]
 
 
 def last_seq(paths: Iterable[str]) -> int:
@@ -190,15 +214,13 @@ def first_gap(paths: Iterable[str]) -> int:
     >>> first_gap(["_log/s/000000000000.parquet", "_log/s/000000000002.parquet"])
     1
     """
-    return _cover(paths)[1]
-
-
-def _cover(paths: Iterable[str]) -> tuple[list[str], int]:
-    """Return what `cover` and `first_gap` do, from one look."""
     present = set(paths)
-    if not present:
-        return [], -1
-    stream, n_commits = _stream_of(next(iter(present))), last_seq(present) + 1
+    stream = next(iter(present), "//").split("/")[1]
+    return _cover(stream, present, last_seq(present) + 1)[1]
+
+
+def _cover(stream: str, present: Container[str], n_commits: int) -> tuple[list[str], int]:
+    """Return the fewest files that hold all commits, and the first commit that none holds or -1."""
     levels = [level for level in range(10) if FANOUT**level <= n_commits]
     chosen, following = [], 0
     while following < n_commits:
@@ -274,7 +296,3 @@ def _level_path(stream: str, level: int, last: int) -> str:
     return (
         f"{ROOT}/{stream}/level={level}/{last:012d}.parquet" if level else commit_path(stream, last)
     )
-
-
-def _stream_of(path: str) -> str:
-    return path.split("/", 2)[1]
