@@ -16,20 +16,22 @@ from pico.errors import MissingExtraError, RecordError
 from pico.lake import overview
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
-from pico.sql import frames, functions, library, materialize, session, statements
+from pico.sql import frames, functions, library, materialize, session, statements, untrusted
 from pico.sql.library import Query
 from pico.sql.materialize import Summary
+from pico.upkeep.facade import Upkeep
 
 if TYPE_CHECKING:
     import duckdb
     import numpy as np
     import polars as pl
+    import pyarrow as pa
     from torch import nn
 
     from pico.train.trainer import Outcome, Progress
 
 
-class Lake:
+class Lake(Upkeep):
     """One lake: its runs, its tables, and what can be asked of them."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -77,6 +79,21 @@ class Lake:
             QueryError: if the statement does not run.
         """
         return statements.query(self.connect(), statement)
+
+    def sql_untrusted(
+        self, statement: str, seconds: float = 60.0, memory_limit: str = "2GB"
+    ) -> pa.Table:
+        """Run SQL of somebody else in a child process that can only read this lake.
+
+        Args:
+            statement: one SELECT.
+            seconds: time that it may take.
+            memory_limit: memory that it may take, and size of the answer.
+
+        Raises:
+            QueryError: if it is no SELECT, asks for more than the lake, fails, or needs too much.
+        """
+        return untrusted.run(self.snapshot(), statement, seconds=seconds, memory_limit=memory_limit)
 
     def scan(
         self,

@@ -290,7 +290,7 @@ def _read_yaml(config: str | Path) -> dict[str, Any]:
             )
         path = resources.config_path(str(config))
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = conversion.load_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: no such date
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     except OSError as error:

@@ -17,6 +17,41 @@ import yaml
 
 from pico.errors import ConfigError, did_you_mean
 
+_MOST_VALUES = 100_000
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """Refuses a document whose aliases, followed, are endless or more than a config can need."""
+
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        if node is not None and _n_values(node, {}) > _MOST_VALUES:
+            raise yaml.YAMLError(f"it stands for more than {_MOST_VALUES} values")
+        return node
+
+
+def load_yaml(text: str) -> Any:
+    """Return what a YAML document of plain values holds.
+
+    Raises:
+        yaml.YAMLError, ValueError, RecursionError: for text that is no such document.
+    """
+    loader = _BoundedLoader(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+def _n_values(node: yaml.Node, known: dict[int, float]) -> float:
+    """Count the values of a node, an alias as what it stands for; infinite if it holds itself."""
+    if id(node) not in known:
+        known[id(node)] = math.inf  # as long as its parts are counted
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        inner = [item for part in parts for item in (part if isinstance(part, tuple) else [part])]
+        known[id(node)] = 1 + sum(_n_values(item, known) for item in inner)
+    return known[id(node)]
+
 
 def apply_override(mapping: dict[str, Any], override: str) -> None:
     """Put `key.inner=value` into nested mappings, in place; the value is YAML.
@@ -30,7 +65,7 @@ def apply_override(mapping: dict[str, Any], override: str) -> None:
     if not separator or not key:
         raise ConfigError(f"override {override!r} is not of the form key=value")
     try:
-        value = yaml.safe_load(text)
+        value = load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"the value of override {override!r} is not valid YAML") from None
     *parents, last = key.split(".")

@@ -1,4 +1,4 @@
-"""Every error that `pico` raises on purpose, and the two helpers that word them.
+"""Every error that `pico` raises on purpose, and the helpers that word them.
 
     PicoError                    what the command line catches: one line, exit code 2
     ├── ConfigError              a config file, an override or a `record` mapping is wrong
@@ -22,7 +22,13 @@ Messages say what happened, with the value, and then the way out. An internal in
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+STEERING = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb]"
+)
+"""Control characters, line separators and marks of writing direction."""
 
 
 class PicoError(Exception):
@@ -98,5 +104,17 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's message as one line, whatever library it came from."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """Return an error's message as one printable line, whatever library it came from."""
+    return printable(" ".join(str(error).split())) or type(error).__name__
+
+
+def printable(text: str) -> str:
+    """Return text with the characters that steer a terminal spelled as escapes.
+
+    Names and values of a lake are input: a terminal obeys control characters in them, line breaks
+    make rows that are none, and marks of writing direction show other text than there is.
+
+    >>> print(printable("a\\x1b[31mred\\n"))
+    a\\x1b[31mred\\n
+    """
+    return STEERING.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

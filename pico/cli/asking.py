@@ -49,12 +49,26 @@ def sql(
     lake: LakeOption,
     format: FormatOption = "table",
     out: OutOption = None,
+    untrusted: Annotated[
+        bool, typer.Option("--untrusted", help="Somebody else's SQL: it can only read the lake.")
+    ] = False,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", help="Seconds for untrusted SQL.")
+    ] = 60.0,
+    memory_limit: Annotated[
+        str, typer.Option("--memory-limit", help="Memory for untrusted SQL.")
+    ] = "2GB",
 ) -> None:
     """Ask a lake in SQL (DuckDB), with a view per table and tensor functions."""
     if statement == "-" and sys.stdin is None:
         raise QueryError("standard input is closed; there is no SQL to read")
     text = sys.stdin.read() if statement == "-" else statement
-    write_relation(open_lake(lake).sql(text), format, out)
+    if untrusted:
+        from pico.sql import output
+
+        output.write(open_lake(lake).sql_untrusted(text, time_limit, memory_limit), format, out)
+    else:
+        write_relation(open_lake(lake).sql(text), format, out)
 
 
 @app.command(

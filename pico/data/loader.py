@@ -12,12 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from pico import schema
 from pico.data import order
 from pico.errors import CorruptError, DataError
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot, partition
-from pico.lake.table import guarded, open_file
+from pico.lake.table import open_file
 
 CACHE_BYTES = 1 << 30
 """Token ids that a reader keeps in memory."""
@@ -79,14 +78,13 @@ class SequenceReader:
 
     def _layout(self, entry: Entry) -> list[tuple[int, int, int]]:
         """Return (row group, first sequence id, rows) of a file, from its footer."""
-        metadata = open_file(self._storage, entry).metadata
-        column = schema.table("sequences").column_names.index("sequence_id")
+        file = open_file(self._storage, entry)
         found = []
-        for group in range(metadata.num_row_groups):
-            statistics = metadata.row_group(group).column(column).statistics
+        for group in range(file.num_row_groups):
+            statistics = file.statistics(group, "sequence_id")
             if statistics is None or not statistics.has_min_max:
                 raise CorruptError(f"{entry.path} has no statistics of its sequence ids")
-            first, n_rows = statistics.min, metadata.row_group(group).num_rows
+            first, n_rows = statistics.min, file.parquet.metadata.row_group(group).num_rows
             if statistics.max - first + 1 != n_rows:
                 raise CorruptError(
                     f"{entry.path} has gaps between sequences {first} and {statistics.max}"
@@ -99,10 +97,11 @@ class SequenceReader:
             self._cache.move_to_end(index)
             return self._cache[index]
         entry, group = self._groups[index]
-        file = open_file(self._storage, entry)
-        table = guarded(entry, lambda: file.read_row_group(group, columns=["tokens"]))
+        table = open_file(self._storage, entry).read_row_group(group, ["tokens"])
         column = table["tokens"].combine_chunks()
         flat = column.flatten().to_numpy(zero_copy_only=False)
+        if flat.size % len(column):
+            raise CorruptError(f"{entry.path} has sequences of different lengths")
         rows: npt.NDArray[np.int32] = flat.reshape(len(column), -1).copy()
         self._cache[index] = rows
         self._cached_bytes += rows.nbytes

@@ -198,7 +198,9 @@ def _backend(text: str, source: str) -> Any:
     package = _import()
     try:
         backend = package.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing narrower
+    except BaseException as error:  # the library raises nothing narrower, and panics beside it
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise DataError(f"{source} is no tokenizer: {one_line(error)}") from None
     backend.no_truncation()
     backend.no_padding()

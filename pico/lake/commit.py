@@ -104,7 +104,8 @@ class Stream:
                 log.commit_path(self.name, seq), log.encode(entries, metadata)
             )
         except StorageError:
-            if self._txn_at(seq) != txn:
+            # A disk that fails after the link has the file, but may yet lose it.
+            if self.storage.folder is not None or self._txn_at(seq) != txn:
                 raise
             is_mine = True  # only the answer was lost
         if not is_mine and self._txn_at(seq) != txn:
@@ -125,7 +126,7 @@ class Stream:
         """Delete staged files and data files of this stream that no commit names."""
         self.storage.delete_staging(f".staging/{self.name}")
         known = {entry.path for entry in log.LogReader(self.storage).entries()}
-        tag = _tag(self.name)
+        tag = file_tag(self.name)
         orphans = []
         for table in schema.tables().values():
             key = table.partition[0]
@@ -163,7 +164,7 @@ class Transaction:
         self.stream._check_open()
         if self not in self.stream._open:
             self.stream._open.append(self)
-        name = _tag(self.stream.name) + str(uuid.uuid4())[8:]
+        name = file_tag(self.stream.name) + str(uuid.uuid4())[8:]
         path = f"{folder}/{name}.parquet"
         self._sinks[path] = self.stream.storage.create(path, self._staging)
         return path, self._sinks[path]
@@ -231,8 +232,8 @@ class Transaction:
         return f".staging/{self.stream.name}/{self.id}"
 
 
-def _tag(stream: str) -> str:
-    """First eight digits of every data file of a stream: tells whose an orphan is."""
+def file_tag(stream: str) -> str:
+    """Return the first eight digits of every data file of a stream: tell whose an orphan is."""
     return xxhash.xxh32_hexdigest(stream.encode())
 
 

@@ -54,9 +54,13 @@ class PartitionFiles:
     """
 
     def __init__(
-        self, transaction: Transaction, spec: TableSchema, partition: Mapping[str, Any]
+        self,
+        transaction: Transaction,
+        spec: TableSchema,
+        partition: Mapping[str, Any],
+        extra: str | None = None,
     ) -> None:
-        """Begin with no file.
+        """Begin with no file; `extra` is noted in the log entry of each file.
 
         Raises:
             SchemaError: unless `partition` has exactly the table's path keys.
@@ -67,7 +71,7 @@ class PartitionFiles:
                 f"table {spec.name} is partitioned by {', '.join(spec.partition)}, "
                 f"not by {', '.join(partition) or 'nothing'}"
             )
-        self._transaction, self._spec = transaction, spec
+        self._transaction, self._spec, self._extra = transaction, spec, extra
         self._partition = {key: partition[key] for key in spec.partition}
         keys = "/".join(path_key(key, value) for key, value in self._partition.items())
         self._folder = f"{spec.name}/{keys}"
@@ -140,6 +144,7 @@ class PartitionFiles:
                 min_step=min(self._steps, default=None),
                 max_step=max(self._steps, default=None),
                 txn="",
+                extra=self._extra,
             )
         )
         self._sink = None

@@ -11,6 +11,7 @@ dead on this very machine (same host, boot and process namespace; a bare pid mea
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import re
@@ -20,12 +21,14 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pico.errors import CorruptError, LakeError, LeaseError
+from pico.errors import CorruptError, LakeError, LeaseError, printable
 from pico.lake.storage import Storage
 
 _EPOCH = re.compile(r"\d{8}\.json")
 TIME_TO_LIVE = 120.0
 """Seconds without a heartbeat after which a lease may be taken over."""
+_let_go: set[str] = set()
+"""Ids of leases that this process released; a full disk may have kept it from saying so."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,13 @@ class Holder:
     def describe(self) -> str:
         """Return words for an error message."""
         age = max(0.0, time.time() - self.heartbeat)
-        return f"process {self.pid} on {self.host} (last heard from {age:.0f} s ago)"
+        return f"process {self.pid} on {printable(self.host)} (last heard from {age:.0f} s ago)"
 
     def is_free(self) -> bool:
         """Say whether another writer may take the lease over."""
         if self.released or time.time() - self.heartbeat > self.time_to_live:
+            return True
+        if self.id in _let_go:
             return True
         return self.machine == _machine() and self.process_start != _process_start(self.pid)
 
@@ -95,6 +100,7 @@ class Lease:
         self._stop.set()
         self._thread.join()
         if self._lost is None:
+            _let_go.add(self._id)
             record = _record(self._id, released=True, tidy=tidy)
             self._storage.put(_path(self._stream, self.epoch), record)
 
@@ -134,6 +140,19 @@ def acquire(storage: Storage, stream: str) -> Lease:
     return Lease(storage, stream, epoch, clean, holder_id)
 
 
+def holder(storage: Storage, stream: str) -> Holder | None:
+    """Return who holds or last held a stream; None if nobody ever did.
+
+    Raises:
+        CorruptError: if the newest lease file cannot be read.
+    """
+    while epochs := _epochs(storage, stream):
+        found = _read(storage, stream, epochs[-1])
+        if found is not None:  # else a newer holder has cleared it away meanwhile
+            return found
+    return None
+
+
 def _path(stream: str, epoch: int) -> str:
     return f".leases/{stream}/{epoch:08d}.json"
 
@@ -146,13 +165,27 @@ def _epochs(storage: Storage, stream: str) -> list[int]:
 def _read(storage: Storage, stream: str, epoch: int) -> Holder | None:
     path = _path(stream, epoch)
     try:
-        holder = Holder(**json.loads(storage.read(path)))
-        holder.is_free()  # fails on values of a wrong type
-        return holder
+        return _checked(Holder(**json.loads(storage.read(path))))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, ArithmeticError, RecursionError):
         raise CorruptError(f"lease file {path} cannot be read; delete it to go on") from None
+
+
+def _checked(holder: Holder) -> Holder:
+    """Return a holder as it was read; raises `TypeError` or the like for values of a wrong type."""
+    words = (holder.id, holder.host, holder.machine, holder.process_start)
+    flags = (holder.released, holder.tidy)
+    numbers = (holder.heartbeat, holder.time_to_live)
+    if (
+        not all(isinstance(word, str) for word in words)
+        or not all(isinstance(flag, bool) for flag in flags)
+        or not isinstance(holder.pid, int)
+        or not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
+    ):
+        raise TypeError("a lease with values of a wrong type")
+    holder.is_free()
+    return holder
 
 
 def _record(holder_id: str, released: bool = False, tidy: bool = True) -> bytes:

@@ -21,13 +21,31 @@ except ImportError:  # Windows, whose file system has hard links
     fcntl = None  # type: ignore[assignment]
 
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+_DISK_FAILURES = {errno.EIO, errno.ENOSPC, errno.EDQUOT}
+_REMEMBERED = 4096
+_durable: set[Path] = set()
+"""Folders whose entries, up to the root, this process has made durable."""
 
 
-def files_below(root: Path, prefix: str) -> Iterator[tuple[str, int]]:
-    """Yield path (relative to `root`) and size of every file in `root/prefix`, however deep.
+def names_below(root: Path, prefix: str) -> Iterator[str]:
+    """Yield the path (relative to `root`) of every file in `root/prefix`, however deep.
 
     What vanishes meanwhile is left out; any other trouble is raised, never taken for emptiness.
     """
+    return (path for path, _ in _below(root, prefix))
+
+
+def files_below(root: Path, prefix: str) -> Iterator[tuple[str, int, float]]:
+    """Yield path, size and time of last change of every file, as `names_below` finds them."""
+    for path, item in _below(root, prefix):
+        try:
+            found = item.stat()
+        except FileNotFoundError:
+            continue
+        yield path, found.st_size, found.st_mtime
+
+
+def _below(root: Path, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     try:
         with os.scandir(root / prefix) as listing:
             items = list(listing)
@@ -36,36 +54,54 @@ def files_below(root: Path, prefix: str) -> Iterator[tuple[str, int]]:
     for item in items:
         path = f"{prefix}/{item.name}" if prefix else item.name
         if item.is_dir(follow_symlinks=False):
-            yield from files_below(root, path)
+            yield from _below(root, path)
             continue
         try:
-            if item.is_file():
-                yield path, item.stat().st_size
+            is_file = item.is_file()
         except FileNotFoundError:
             continue
+        if is_file:
+            yield path, item
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents; each new entry is made durable in its parent."""
-    missing = []
-    while not folder.exists():
-        missing.append(folder)
+    """Create a folder and its parents; each entry is made durable in its parent.
+
+    A folder that is there already may have been made by a process that was killed before its
+    fsync; what is written into it would be gone with it after a power cut. So each process makes
+    every folder that it uses durable once.
+    """
+    doubtful = []
+    while folder not in _durable or not folder.exists():
+        doubtful.append(folder)
+        if folder.parent == folder:
+            break
         folder = folder.parent
-    for item in reversed(missing):
-        item.mkdir(exist_ok=True)
+    for item in reversed(doubtful):
+        if not item.exists():
+            item.mkdir(exist_ok=True)
         sync_folder(item.parent)
+        if len(_durable) >= _REMEMBERED:
+            _durable.clear()
+        _durable.add(item)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the entries of a folder durable, where the platform lets a folder be opened."""
+    """Make the entries of a folder durable, where the platform lets a folder be opened.
+
+    Raises:
+        OSError: if the disk fails; then the entries may be gone after a power cut.
+    """
     try:
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:
+    except (FileNotFoundError, PermissionError):
         return
     try:
         os.fsync(handle)
-    except OSError:
-        pass  # some file systems refuse fsync on a folder; their renames are synchronous
+    except OSError as error:
+        if error.errno in _DISK_FAILURES:
+            raise
+        # some file systems refuse fsync on a folder; their renames are synchronous
     finally:
         os.close(handle)
 
@@ -110,6 +146,7 @@ def put_new(final: Path, data: bytes, staging: Path) -> bool:
         try:
             os.link(staged, final)
         except FileExistsError:
+            sync_folder(final.parent)  # a writer that finds its own file may rely on it
             return False
         except OSError as error:
             if error.errno not in _NO_HARD_LINKS:
@@ -130,6 +167,7 @@ def _put_locked(staged: Path, final: Path, staging: Path) -> bool:
     with (staging / "lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if final.exists():
+            sync_folder(final.parent)
             return False
         os.replace(staged, final)
         sync_folder(final.parent)

@@ -5,47 +5,50 @@
 
 The level files are copies made to open a long log with a handful of reads (each commit is copied
 once per level, and only every 16th starts a copy); without them the commits themselves say the
-same. `commit` writes entries, `snapshot` reads them; neither knows how they are encoded.
+same. `commit` writes entries, `snapshot` reads them; `entries` knows how they are encoded.
 """
 
 from __future__ import annotations
 
-import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from itertools import groupby, islice
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from pico import schema
-from pico.errors import CorruptError, SchemaError, one_line
-from pico.lake.names import check_path
+from pico.errors import CorruptError, one_line
+from pico.lake import entries
+from pico.lake.entries import Entry, encode
 from pico.lake.storage import Storage
+
+__all__ = [
+    "FANOUT",
+    "ROOT",
+    "Commit",
+    "Entry",
+    "LogReader",
+    "by_stream",
+    "commit_path",
+    "consolidate",
+    "cover",
+    "encode",
+    "first_gap",
+    "last_seq",
+    "listed",
+    "read_commit",
+    "read_file",
+]
 
 ROOT = "_log"
 FANOUT = 16
 _READERS = 8
-_FILE = re.compile(rf"{ROOT}/[^/]+/(?:level=\d/)?\d{{12}}\.parquet")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One row of the log: a file that a commit adds, removes or withdraws."""
-
-    action: Literal["add", "remove", "withdraw"]
-    table: str
-    path: str
-    rows: int
-    bytes: int
-    hash: str
-    schema_version: int
-    min_step: int | None
-    max_step: int | None
-    txn: str
-    extra: str | None = None
+_MANY_CHUNKS = 64
+_FILE = re.compile(rf"{ROOT}/[^/]+/(?:level=[1-9]/)?[0-9]{{12}}\.parquet")
+_NUMBER = slice(-len("000000000000.parquet"), -len(".parquet"))
 
 
 @dataclass(frozen=True)
@@ -62,19 +65,6 @@ def commit_path(stream: str, seq: int) -> str:
     return f"{ROOT}/{stream}/{seq:012d}.parquet"
 
 
-def encode(entries: Iterable[Entry], metadata: Mapping[str, str]) -> bytes:
-    """Return the bytes of a log file; `metadata` goes into the Parquet footer as `pico.*` keys."""
-    rows = list(entries)
-    columns = {name: [getattr(row, name) for row in rows] for name in schema.log().column_names}
-    table = schema.log().batch(columns)
-    kept = {**(table.schema.metadata or {}), **{f"pico.{k}": v for k, v in metadata.items()}}
-    sink = io.BytesIO()
-    pq.write_table(
-        table.replace_schema_metadata(kept), sink, compression="zstd", write_page_checksum=True
-    )
-    return sink.getvalue()
-
-
 def read_commit(storage: Storage, stream: str, seq: int) -> Commit:
     """Read one commit back.
 
@@ -83,8 +73,20 @@ def read_commit(storage: Storage, stream: str, seq: int) -> Commit:
         FileNotFoundError: if there is no such commit.
     """
     path = commit_path(stream, seq)
-    entries, metadata = _decode(storage.read(path), path)
-    return Commit(seq, metadata.get(b"pico.txn", b"").decode(errors="replace"), tuple(entries))
+    rows, metadata = entries.decode(storage.read(path), path)
+    txn = metadata.get(b"pico.txn", b"").decode(errors="replace")
+    return Commit(seq, txn, tuple(entries.from_rows(rows)))
+
+
+def read_file(storage: Storage, path: str) -> list[Entry]:
+    """Return the entries of one log file, be it a commit or a level file.
+
+    Raises:
+        CorruptError: if the file is damaged.
+        SchemaError: if it is not a log file of a known version.
+        FileNotFoundError: if there is no such file.
+    """
+    return entries.from_rows(_rows(storage, path))
 
 
 class LogReader:
@@ -93,55 +95,101 @@ class LogReader:
     def __init__(self, storage: Storage) -> None:
         """Start with nothing read."""
         self._storage = storage
-        self._read: dict[str, tuple[Entry, ...]] = {}
+        self._read: dict[str, pa.Table] = {}
 
     def entries(self) -> list[Entry]:
         """Return every entry of every stream, in commit order within a stream."""
-        return self._entries(ROOT)
+        return entries.from_rows(self.rows())
 
     def stream(self, name: str) -> list[Entry]:
         """Return the entries of one stream, in commit order."""
-        return self._entries(f"{ROOT}/{name}")
+        return entries.from_rows(self.rows(name))
+
+    def streams(self) -> list[str]:
+        """Return the names of the streams that have commits, sorted."""
+        return sorted(by_stream(self._storage.paths(ROOT)))
+
+    def history(self, stream: str) -> list[tuple[str, list[Entry]]]:
+        """Return a stream's commits in order: transaction and entries.
+
+        Commits without entries (those by which a writer fences its predecessor) are left out.
+        """
+        grouped = groupby(self.stream(stream), key=lambda entry: entry.txn)
+        return [(txn, list(group)) for txn, group in grouped]
+
+    def rows(self, stream: str | None = None) -> pa.Table:
+        """Return the entries of one stream, or of all, as a table of the log's schema."""
+        wanted = self._wanted(ROOT if stream is None else f"{ROOT}/{stream}")
+        self.load(wanted)
+        if not wanted:
+            return entries.to_rows([])
+        rows = pa.concat_tables([self._read[path] for path in wanted])
+        if rows["path"].num_chunks > _MANY_CHUNKS:
+            rows = rows.combine_chunks()
+            first = 0
+            for path in wanted:  # so that nothing is kept twice
+                n_rows = self._read[path].num_rows
+                self._read[path] = rows.slice(first, n_rows)
+                first += n_rows
+        return rows
 
     def load(self, paths: Iterable[str]) -> None:
         """Read the given log files that are not in memory yet, several at once."""
         missing = [path for path in paths if path not in self._read]
-        with ThreadPoolExecutor(_READERS) as pool:
-            try:
-                for path, data in zip(missing, pool.map(self._storage.read, missing), strict=True):
-                    self._read[path] = tuple(_decode(data, path)[0])
-            except FileNotFoundError as error:
-                raise CorruptError(f"a file of the log is missing: {one_line(error)}") from None
+        try:
+            self._read.update(zip(missing, _read_all(self._storage, missing), strict=True))
+        except FileNotFoundError as error:
+            raise CorruptError(f"a file of the log is missing: {one_line(error)}") from None
 
-    def _entries(self, folder: str) -> list[Entry]:
+    def _wanted(self, folder: str) -> list[str]:
+        """Return the fewest files that hold every commit of the streams in a folder of the log."""
         before: list[str] = []
         while True:
-            streams = by_stream(file.path for file in self._storage.list(folder))
-            gaps = [commit_path(s, gap) for s, p in streams.items() if (gap := first_gap(p)) >= 0]
-            if gaps and gaps == before:
-                raise CorruptError(f"{gaps[0]} is missing although later commits stand")
+            covers = {
+                stream: _cover(stream, set(files), _last_seq(stream, files) + 1)
+                for stream, files in _folders(self._storage.paths(folder))
+            }
+            gaps = [commit_path(stream, gap) for stream, (_, gap) in covers.items() if gap >= 0]
             if not gaps:
-                break
+                return [path for chosen, _ in covers.values() for path in chosen]
+            if gaps == before:
+                raise CorruptError(f"{gaps[0]} is missing although later commits stand")
             # A listing that overlaps commits may hold a later one without an earlier one; the
             # next listing holds both.
             before = gaps
-        wanted = [path for paths in streams.values() for path in cover(paths)]
-        self.load(wanted)
-        return [entry for path in wanted for entry in self._read[path]]
 
 
 def by_stream(paths: Iterable[str]) -> dict[str, list[str]]:
     """Group listed log files by stream; what else lies in the folder is left out."""
-    streams: dict[str, list[str]] = {}
-    for path in paths:
-        if _FILE.fullmatch(path):
-            streams.setdefault(path.split("/")[1], []).append(path)
-    return streams
+    named = {stream: list(filter(_FILE.fullmatch, files)) for stream, files in _folders(paths)}
+    return {stream: files for stream, files in named.items() if files}
+
+
+def _folders(paths: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the streams' names, sorted, each with its sorted files, among which may be others."""
+    ordered = sorted(paths)
+    first = 0
+    while first < len(ordered):
+        _, _, rest = ordered[first].partition("/")
+        stream, slash, _ = rest.partition("/")
+        # A long log has so many names that looking at each takes longer than reading it.
+        end = bisect_left(ordered, f"{ROOT}/{stream}0", first) if slash else first + 1
+        if slash:
+            yield stream, ordered[first:end]
+        first = end
+
+
+def _last_seq(stream: str, files: Sequence[str]) -> int:
+    """Return what `last_seq` does for sorted files, among which may be others."""
+    n_commits = bisect_left(files, f"{ROOT}/{stream}/level=")
+    numbered = filter(_FILE.fullmatch, reversed(files[:n_commits]))
+    copies = filter(_FILE.fullmatch, files[n_commits:])
+    return last_seq([*islice(numbered, 1), *copies])
 
 
 def listed(storage: Storage, stream: str) -> list[str]:
     """Return the paths of a stream's log files."""
-    return by_stream(file.path for file in storage.list(f"{ROOT}/{stream}")).get(stream, [])
+    return by_stream(storage.paths(f"{ROOT}/{stream}")).get(stream, [])
 
 
 def cover(paths: Iterable[str]) -> list[str]:
@@ -150,63 +198,101 @@ def cover(paths: Iterable[str]) -> list[str]:
     >>> cover(["_log/s/000000000000.parquet", "_log/s/000000000001.parquet"])[-1]
     '_log/s/000000000001.parquet'
     """
-    spans = []
-    for path in paths:
-        last = int(path.rpartition("/")[2].removesuffix(".parquet"))
-        folder = path.split("/")[-2]
-        level = int(folder.removeprefix("level=")) if folder.startswith("level=") else 0
-        spans.append((last - FANOUT**level + 1, -last, path))
-    chosen, following = [], 0
-    for first, minus_last, path in sorted(spans):
-        if first == following:
-            chosen.append(path)
-            following = -minus_last + 1
-    return chosen
+    present = set(paths)
+    stream = next(iter(present), "//").split("/")[1]
+    return _cover(stream, present, last_seq(present) + 1)[0]
 
 
 def last_seq(paths: Iterable[str]) -> int:
     """Return the number of the last commit among a stream's listed files; -1 without any."""
-    return max(
-        (int(path.rpartition("/")[2].removesuffix(".parquet")) for path in paths), default=-1
-    )
+    return int(max((path[_NUMBER] for path in paths), default=-1))
 
 
-def first_gap(paths: Sequence[str]) -> int:
+def first_gap(paths: Iterable[str]) -> int:
     """Return the first commit that a stream's files lack before its last; -1 if none.
 
     >>> first_gap(["_log/s/000000000000.parquet", "_log/s/000000000002.parquet"])
     1
     """
-    covered = last_seq(cover(paths))
-    return covered + 1 if covered < last_seq(paths) else -1
+    present = set(paths)
+    stream = next(iter(present), "//").split("/")[1]
+    return _cover(stream, present, last_seq(present) + 1)[1]
+
+
+def _cover(stream: str, present: Container[str], n_commits: int) -> tuple[list[str], int]:
+    """Return the fewest files that hold all commits, and the first commit that none holds or -1."""
+    levels = [level for level in range(10) if FANOUT**level <= n_commits]
+    chosen, following = [], 0
+    while following < n_commits:
+        # Level files begin at multiples of their width, so the widest that fits is the best.
+        for level in reversed(levels):
+            path = _level_path(stream, level, following + FANOUT**level - 1)
+            if path in present:
+                chosen.append(path)
+                following += FANOUT**level
+                break
+        else:
+            return chosen, following
+    return chosen, -1
 
 
 def consolidate(storage: Storage, stream: str, seq: int) -> None:
-    """After commit `seq`, write the level files that it completes."""
+    """After commit `seq`, write the level files that it completes; without its parts, none."""
     level, width = 1, FANOUT
     while (seq + 1) % width == 0:
-        first = seq - width + 1
-        paths = listed(storage, stream)
-        if first_gap(paths) >= 0:
+        try:
+            rows = _copied(storage, stream, level, seq)
+        except FileNotFoundError:
             return
-        inside = [path for path in cover(paths) if first <= last_seq([path]) <= seq]
-        entries = [e for path in inside for e in _decode(storage.read(path), path)[0]]
-        target = f"{ROOT}/{stream}/level={level}/{seq:012d}.parquet"
-        storage.put_new(target, encode(entries, {"stream": stream, "first": str(first)}))
+        metadata = {"stream": stream, "first": str(seq - width + 1)}
+        storage.put_new(_level_path(stream, level, seq), encode(rows, metadata))
         level, width = level + 1, width * FANOUT
 
 
-def _decode(data: bytes, path: str) -> tuple[list[Entry], Mapping[bytes, bytes]]:
+def _copied(storage: Storage, stream: str, level: int, last: int) -> pa.Table:
+    """Return the rows of a level file as the files of the level below have them.
+
+    Where one of those was never written, what it would have copied is read instead.
+
+    Raises:
+        FileNotFoundError: if a commit is missing.
+    """
+    width = FANOUT ** (level - 1)
+    lasts = [last - width * n for n in reversed(range(FANOUT))]
+    paths = [_level_path(stream, level - 1, number) for number in lasts]
     try:
-        table = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True).read()
-        schema.log().accepts(table.schema, path)
-        rows: list[dict[str, Any]] = table.to_pylist()
-    except (pa.ArrowException, OSError, ValueError) as error:
-        if isinstance(error, SchemaError):
+        return pa.concat_tables(_read_all(storage, paths))
+    except FileNotFoundError:
+        if level == 1:
             raise
-        raise CorruptError(f"log file {path} cannot be read: {one_line(error)}") from None
-    for row in rows:
-        check_path(row["path"])
-        if row["action"] not in ("add", "remove", "withdraw"):
-            raise CorruptError(f"log file {path} has the unknown action {row['action']!r}")
-    return [Entry(**row) for row in rows], table.schema.metadata or {}
+    return pa.concat_tables([_part(storage, stream, level - 1, number) for number in lasts])
+
+
+def _part(storage: Storage, stream: str, level: int, last: int) -> pa.Table:
+    try:
+        return _rows(storage, _level_path(stream, level, last))
+    except FileNotFoundError:
+        return _copied(storage, stream, level, last)
+
+
+def _read_all(storage: Storage, paths: Sequence[str]) -> list[pa.Table]:
+    """Return the rows of log files, read and decoded several at once."""
+    if len(paths) < 2:
+        return [_rows(storage, path) for path in paths]
+    with ThreadPoolExecutor(min(_READERS, len(paths))) as pool:
+        return list(pool.map(partial(_rows, storage), paths))
+
+
+def _rows(storage: Storage, path: str) -> pa.Table:
+    try:
+        return entries.decode(storage.read(path), path)[0]
+    except CorruptError as error:
+        if "/level=" not in path:
+            raise
+        raise CorruptError(f"{error}; it only copies commits, delete it to go on") from None
+
+
+def _level_path(stream: str, level: int, last: int) -> str:
+    return (
+        f"{ROOT}/{stream}/level={level}/{last:012d}.parquet" if level else commit_path(stream, last)
+    )

@@ -13,7 +13,7 @@ import re
 from pico.errors import CorruptError, RunNameError
 
 _SEGMENT = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,239}")
-_PATH = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._=-]*)*\.parquet")
+PATH = re.compile(r"[A-Za-z][A-Za-z0-9._-]*(?:/[A-Za-z0-9][A-Za-z0-9._=-]*)*\.parquet")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,127}")
 _TYPE_CAST = {"true", "false", "null", "none", "nan", "inf", "infinity", "nat", "epoch"}
 _MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
@@ -48,7 +48,7 @@ def check_path(path: str) -> str:
     Raises:
         CorruptError: with the path.
     """
-    if not _PATH.fullmatch(path):
+    if not PATH.fullmatch(path):
         raise CorruptError(f"the log names {path!r}, which is no data file of a lake")
     return path
 

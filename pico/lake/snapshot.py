@@ -6,32 +6,46 @@ that commits made meanwhile neither appear by halves nor move anything. `sql`, `
 
     SELECT path FROM read_parquet('LAKE/_log/*/*.parquet')
     GROUP BY path HAVING bool_and(action = 'add') ORDER BY path
+
+as long as no replacement is void; `live` says what that is, and has the query for it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pico import schema
-from pico.errors import NotALakeError, RunNameError, SchemaError, did_you_mean
-from pico.lake import log, table
+from pico.errors import NotALakeError, RunNameError, did_you_mean
+from pico.lake import entries as log_entries
+from pico.lake import live, log, table
 from pico.lake.log import Entry
 from pico.lake.storage import Storage
 from pico.lake.table import TensorRow
+from pico.schema import TableSchema
 
 
 class Snapshot:
     """The live files of a lake at the moment it was taken."""
 
-    def __init__(self, storage: Storage, entries: Sequence[Entry]) -> None:
-        """Work out the live files from log entries; `take` is the usual way in."""
+    def __init__(self, storage: Storage, entries: Sequence[Entry] | pa.Table) -> None:
+        """Work out the live files from log entries; `take` is the usual way in.
+
+        Args:
+            storage: the lake's place.
+            entries: those of all streams; `LogReader.rows` returns them as a table.
+        """
         self.storage = storage
-        gone = {entry.path for entry in entries if entry.action != "add"}
-        self._live = [e for e in entries if e.action == "add" and e.path not in gone]
+        rows = entries if isinstance(entries, pa.Table) else log_entries.to_rows(entries)
+        self._rows = rows
+        self._is_live = live.live(rows)
+        self._tables: dict[str, _Files] = {}
 
     @classmethod
     def take(cls, storage: Storage, reader: log.LogReader | None = None) -> Snapshot:
@@ -44,12 +58,13 @@ class Snapshot:
         Raises:
             NotALakeError: if there is no log.
         """
-        if not storage.list(log.ROOT):
+        rows = (reader or log.LogReader(storage)).rows()
+        if not rows.num_rows and not storage.paths(log.ROOT):
             raise NotALakeError(
                 f"no lake at {storage.url!r}; make one with pico train or pico demo, "
                 "or name another with --lake"
             )
-        return cls(storage, (reader or log.LogReader(storage)).entries())
+        return cls(storage, rows)
 
     @classmethod
     def take_or_empty(cls, storage: Storage) -> Snapshot:
@@ -71,27 +86,34 @@ class Snapshot:
             SchemaError: if there is no such table, or a file is of a version not known here.
         """
         spec = schema.table(table)
-        found = [entry for entry in self._live if entry.table == table]
-        for entry in found:
-            if entry.schema_version != spec.version:
-                raise SchemaError(
-                    f"{entry.path} has schema version {entry.schema_version} of table {table}; "
-                    f"this pico reads version {spec.version}"
-                )
-        if runs is not None:
-            found = [e for e in found if partition(e.path).get("run") in (*runs, None)]
-        if steps is not None:
-            found = [e for e in found if _can_hold(e, steps)]
-        return found
+        if table not in self._tables:
+            self._tables[table] = _Files(self._live.filter(pc.equal(self._live["table"], table)))
+        self._tables[table].check_versions(spec)
+        return self._tables[table].holding(runs, steps)
 
     def all_files(self) -> list[Entry]:
         """Return every live file."""
-        return list(self._live)
+        return log_entries.from_rows(self._live)
+
+    def taken_away(self) -> list[Entry]:
+        """Return the files that were added and are no longer live.
+
+        They were withdrawn or removed, or what added them was void (see `live`).
+        """
+        is_added = pc.equal(self._rows["action"], "add")
+        gone = pc.and_(is_added, pc.invert(self._is_live))
+        return log_entries.from_rows(self._rows.filter(gone))
 
     def runs(self) -> list[str]:
         """Return the names of the runs that have rows, sorted."""
-        names = {partition(entry.path).get("run") for entry in self._live}
+        names = _path_values(self._live["path"], "run").unique().to_pylist()
         return sorted(name for name in names if name)
+
+    @cached_property
+    def _live(self) -> pa.Table:
+        if pc.all(self._is_live, min_count=0).as_py():
+            return self._rows
+        return self._rows.filter(self._is_live)
 
     def check_run(self, run: str) -> str:
         """Return `run` if the lake has it.
@@ -148,7 +170,59 @@ def partition(path: str) -> dict[str, str]:
     return dict(part.split("=", 1) for part in path.split("/")[1:-1] if "=" in part)
 
 
-def _can_hold(entry: Entry, steps: Collection[int]) -> bool:
-    if entry.min_step is None or entry.max_step is None:
-        return True
-    return any(entry.min_step <= step <= entry.max_step for step in steps)
+class _Files:
+    """The live files of one table, to be narrowed by run and step."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+
+    @cached_property
+    def _runs(self) -> pa.ChunkedArray:
+        return _path_values(self._rows["path"], "run")
+
+    def check_versions(self, spec: TableSchema) -> None:
+        """Refuse versions that are not known, with the first file that has one."""
+        versions = self._rows["schema_version"]
+        for version in versions.unique().to_pylist():
+            spec.check_version(
+                version, self._rows["path"][pc.index(versions, version).as_py()].as_py()
+            )
+
+    def holding(self, runs: Collection[str] | None, steps: Collection[int] | None) -> list[Entry]:
+        """Return the files that can hold rows of these runs and steps."""
+        masks = []
+        if runs is not None:
+            wanted = pa.array(list(runs), pa.string())
+            masks.append(pc.or_(pc.is_null(self._runs), pc.is_in(self._runs, value_set=wanted)))
+        if steps is not None:
+            masks.append(_overlaps(self._rows, steps))
+        rows = self._rows
+        if masks:
+            rows = rows.filter(functools.reduce(pc.and_, masks))
+        return log_entries.from_rows(rows)
+
+
+def _overlaps(rows: pa.Table, steps: Collection[int]) -> pa.Array:
+    """Say of each file whether one of the steps lies in its range; without a range it may."""
+    asked = np.unique(np.array(list(steps), np.int64))
+    lowest, highest = (pc.fill_null(rows[name], 0).to_numpy() for name in ("min_step", "max_step"))
+    following = np.searchsorted(asked, lowest)
+    # The least step that is not below the range must not be above it either.
+    padded = np.append(asked, np.iinfo(np.int64).max)
+    found = (following < len(asked)) & (padded[following] <= highest)
+    unknown = pc.or_(pc.is_null(rows["min_step"]), pc.is_null(rows["max_step"]))
+    return pa.array(found | unknown.to_numpy())
+
+
+def _path_values(paths: pa.ChunkedArray, key: str) -> pa.ChunkedArray:
+    """Return what `partition` says of a path key, for every path; NULL where it has none."""
+    found = []
+    for chunk in paths.chunks:
+        value = partition(chunk[0].as_py()).get(key) if len(chunk) else None
+        # The files of a stream are those of one run; to look whether that is so costs less.
+        if value and pc.all(pc.match_substring(chunk, f"/{key}={value}/")).as_py():
+            found.append(pa.repeat(value, len(chunk)))
+        else:
+            matched = pc.extract_regex(chunk, rf"^.*/{key}=(?P<value>[^/]*)/")
+            found.append(pc.struct_field(matched, "value"))
+    return pa.chunked_array(found, pa.string())

@@ -9,13 +9,13 @@ without asking the store about each of them.
 
 from __future__ import annotations
 
+import builtins
 import datetime
 import re
 import shutil
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +23,17 @@ import fsspec
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractBufferedFile
 
 from pico.errors import LakeError, MissingExtraError, StorageError, one_line
-from pico.lake import local
+from pico.lake import links, local
+from pico.lake.listing import StoredFile, listed
 from pico.lake.sink import LocalSink, ObjectSink, Sink
+
+__all__ = ["Storage", "StoredFile", "filesystem_of"]
 
 _MEMORY_LOCK = threading.Lock()
 _EXTRAS = {"s3": ("s3fs", "s3"), "s3a": ("s3fs", "s3"), "hf": ("huggingface_hub", "hf")}
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """A file as the store lists it: path relative to the lake, size in bytes."""
-
-    path: str
-    size: int
 
 
 class Storage:
@@ -80,8 +76,10 @@ class Storage:
 
         Raises:
             FileNotFoundError: if there is no such file.
+            CorruptError: if it is reached by a symbolic link.
             StorageError: if the store refuses.
         """
+        self.refuse_links([path])
         try:
             return bytes(self._fs.cat_file(self._full(path)))
         except FileNotFoundError:
@@ -90,7 +88,8 @@ class Storage:
             raise StorageError(f"cannot read {path} of {self.url}: {one_line(error)}") from None
 
     def open(self, path: str) -> pa.NativeFile:
-        """Open a file for random reads by pyarrow."""
+        """Open a file for random reads by pyarrow; raises as `read` does."""
+        self.refuse_links([path])
         try:
             if self.folder is not None:
                 return pa.memory_map(str(self.folder / path))
@@ -99,6 +98,11 @@ class Storage:
             raise
         except OSError as error:
             raise StorageError(f"cannot read {path} of {self.url}: {one_line(error)}") from None
+
+    def refuse_links(self, paths: Iterable[str]) -> None:
+        """Raise `CorruptError` for a path with a symbolic link in it (object stores have none)."""
+        if self.folder is not None:
+            links.refuse(self.folder, paths)
 
     def list(self, prefix: str) -> list[StoredFile]:
         """Return all files below a folder of the lake, sorted by path; absent: none.
@@ -119,10 +123,21 @@ class Storage:
         except OSError as error:
             raise StorageError(f"cannot list {prefix} of {self.url}: {one_line(error)}") from None
         strip = len(self._root) + 1
-        files = [
-            StoredFile(str(path)[strip:], int(info["size"] or 0)) for path, info in found.items()
-        ]
+        files = (listed(str(path)[strip:], info) for path, info in found.items())
         return sorted(files, key=lambda file: file.path)
+
+    def paths(self, prefix: str) -> builtins.list[str]:
+        """Return the paths that `list` would return, without asking about each file.
+
+        Raises:
+            StorageError: as `list` does.
+        """
+        if self.folder is None:
+            return [file.path for file in self.list(prefix)]
+        try:
+            return sorted(local.names_below(self.folder, prefix))
+        except OSError as error:
+            raise StorageError(f"cannot list {prefix} of {self.url}: {one_line(error)}") from None
 
     def is_empty(self) -> bool:
         """Say whether nothing at all lies under the URL."""
@@ -228,6 +243,19 @@ class Storage:
         self._checked_exclusive = True
 
 
+def filesystem_of(
+    read: Callable[[str, int, int], bytes], files: Mapping[str, int]
+) -> tuple[Any, str]:
+    """Return a file system as `Storage.snapshot_filesystem` does, of bytes that `read` gives.
+
+    Args:
+        read: given a path, the first byte and the byte after the last, those bytes.
+        files: path relative to the lake → size in bytes.
+    """
+    store = _ServedFileSystem(read, files)
+    return _SnapshotFileSystem(store, "", files), _SnapshotFileSystem.protocol
+
+
 def _is_precondition(error: OSError) -> bool:
     """Whether a store said HTTP 412 ("there is such an object"): Ceph does so inside EINVAL."""
     answer = getattr(error.__cause__, "response", None)
@@ -278,3 +306,37 @@ class _SnapshotFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return self._store.open(
             f"{self._store_root}/{name}", "rb", block_size=1 << 20, cache_type="readahead"
         )
+
+
+class _ServedFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """Files whose bytes a function gives: the store below a snapshot served to a process."""
+
+    protocol = "picoserved"
+    cachable = False
+    root_marker = ""
+
+    def __init__(self, read: Callable[[str, int, int], bytes], files: Mapping[str, int]) -> None:
+        super().__init__(use_listings_cache=False)
+        self._read, self._files = read, dict(files)
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        name = path.lstrip("/")
+        if name not in self._files:
+            raise FileNotFoundError(name)
+        return {"name": name, "size": self._files[name], "type": "file"}
+
+    def cat_file(
+        self, path: str, start: int | None = None, end: int | None = None, **_: Any
+    ) -> bytes:
+        file = self.info(path)
+        size = int(file["size"])
+        first, stop, _step = slice(start, end).indices(size)
+        return self._read(str(file["name"]), first, max(first, stop))
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        return _ServedFile(self, path.lstrip("/"), mode, **options)
+
+
+class _ServedFile(AbstractBufferedFile):  # type: ignore[misc]
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return bytes(self.fs.cat_file(self.path, start, end))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -126,7 +127,7 @@ def read(
             raise SchemaError(f"table {spec.name} has no column {name!r}.{hint}")
     tables = []
     for entry in entries:
-        table = guarded(entry, lambda e=entry: open_file(storage, e).read(columns=columns))  # type: ignore[misc]
+        table = open_file(storage, entry).read(columns)
         table = table.select(columns or spec.column_names)
         tables.append(table.filter(filter) if filter is not None else table)
     return pa.concat_tables(tables)
@@ -210,24 +211,80 @@ def _sort_key(spec: TableSchema, keys: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple((item is None, 0 if item is None else item) for item in wanted)
 
 
-def open_file(storage: Storage, entry: Entry) -> pq.ParquetFile:
+@dataclass(frozen=True)
+class OpenFile:
+    """An open data file that shows the current columns of its table, whatever its own version."""
+
+    entry: Entry
+    parquet: pq.ParquetFile
+    """The file as it is stored."""
+    spec: TableSchema
+    version: int
+
+    @property
+    def schema_arrow(self) -> pa.Schema:
+        """The current columns, which reading shows."""
+        return self.spec.arrow
+
+    @property
+    def num_row_groups(self) -> int:
+        """Number of row groups."""
+        return int(self.parquet.num_row_groups)
+
+    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return all rows, of all or some columns; raises `CorruptError` where damaged."""
+        return self._whole(self._upgraded(self.parquet.read, columns), self.entry.rows)
+
+    def read_row_group(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return the rows of a row group; raises `CorruptError` where damaged."""
+        rows = self._upgraded(partial(self.parquet.read_row_group, group), columns)
+        return self._whole(rows, self.parquet.metadata.row_group(group).num_rows)
+
+    def _whole(self, rows: pa.Table, n_rows: int) -> pa.Table:
+        """Return rows if they are as many as there must be; damaged columns may end early."""
+        if rows.num_rows != n_rows and rows.num_columns:
+            raise CorruptError(f"{self.entry.path} ends after {rows.num_rows} of {n_rows} rows")
+        return rows
+
+    def statistics(self, group: int, column: str) -> pq.Statistics | None:
+        """Return what the footer tells of a column in a row group; None if it tells nothing."""
+        stored = self.spec.stored_names(self.version, [column])
+        if not stored:
+            return None
+        place = self.parquet.schema_arrow.get_field_index(stored[0])
+        return self.parquet.metadata.row_group(group).column(place).statistics
+
+    def _upgraded(self, read: Callable[..., pa.Table], columns: Sequence[str] | None) -> pa.Table:
+        if self.version == self.spec.version:
+            return guarded(self.entry, lambda: read(columns=columns))
+        stored = self.spec.stored_names(self.version, columns)
+        rows = guarded(self.entry, lambda: read(columns=stored))
+        return self.spec.upgrade(rows, self.version, columns)
+
+
+def open_file(storage: Storage, entry: Entry) -> OpenFile:
     """Open a data file that fits its schema and the log, page checksums compared on reading.
 
     Raises:
         CorruptError: if it is missing or damaged.
         SchemaError: if its table, version or columns are not those of the schema.
     """
-    return guarded(entry, lambda: _open_checked(storage, entry))
+    return guarded(entry, lambda: _open_checked(storage, entry))  # type: ignore[no-any-return]
 
 
-def _open_checked(storage: Storage, entry: Entry) -> pq.ParquetFile:
+def _open_checked(storage: Storage, entry: Entry) -> OpenFile:
+    spec = schema.table(entry.table)
     file = pq.ParquetFile(storage.open(entry.path), page_checksum_verification=True)
-    schema.table(entry.table).accepts(file.schema_arrow, entry.path)
+    version = spec.accepts(file.schema_arrow, entry.path)
+    if version != entry.schema_version:
+        raise CorruptError(
+            f"{entry.path} has schema version {version}, the log says {entry.schema_version}"
+        )
     meta = file.metadata
     n_rows = sum(meta.row_group(group).num_rows for group in range(meta.num_row_groups))
     if not meta.num_rows == n_rows == entry.rows:
         raise CorruptError(f"{entry.path} has {n_rows} rows, the log says {entry.rows}")
-    return file
+    return OpenFile(entry, file, spec, version)
 
 
 def _matching_rows(
@@ -238,12 +295,12 @@ def _matching_rows(
     key_columns = [name for name in spec.column_names if name not in ("value", "raw")]
     file = open_file(storage, entry)
     for group in range(file.num_row_groups):
-        read_group = file.read_row_group
-        rows = guarded(entry, lambda g=group, r=read_group: r(g, columns=key_columns).to_pylist())  # type: ignore[misc]
+        keys = file.read_row_group(group, key_columns)
+        rows = guarded(entry, keys.to_pylist)
         wanted = [index for index, row in enumerate(rows) if keep(row)]
         if not wanted:
             continue
-        heavy = guarded(entry, lambda g=group, r=read_group: r(g, columns=["value", "raw"]))  # type: ignore[misc]
+        heavy = file.read_row_group(group, ["value", "raw"])
         values = heavy["value"].combine_chunks()
         for index in wanted:
             scalar = values[index]

@@ -13,6 +13,7 @@ import polars as pl
 from pico import schema
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot
+from pico.schema import TableSchema
 from pico.sql import expressions  # noqa: F401 (registers the namespace `tensor`)
 
 
@@ -37,7 +38,11 @@ def scan(
     """
     spec = schema.table(table)
     files = snapshot.files(table, runs, steps)
-    frame = _scan_files(snapshot, files) if files else _empty(table)
+    by_version: dict[int, list[Entry]] = {}
+    for entry in files:
+        by_version.setdefault(entry.schema_version, []).append(entry)
+    frames = [_upgraded(spec, v, _scan_files(snapshot, of_it)) for v, of_it in by_version.items()]
+    frame = pl.concat(frames) if frames else _empty(table)
     renamed = {
         column: key for key, column in schema.PATH_COLUMNS.items() if column in spec.column_names
     }
@@ -55,9 +60,23 @@ def scan(
 def _scan_files(snapshot: Snapshot, files: Sequence[Entry]) -> pl.LazyFrame:
     storage = snapshot.storage
     if storage.folder is not None:
+        storage.refuse_links(entry.path for entry in files)
         sources = [storage.folder / entry.path for entry in files]
         return pl.scan_parquet(sources, hive_partitioning=False, glob=False)
     return pl.scan_parquet([storage.read(entry.path) for entry in files], hive_partitioning=False)
+
+
+def _upgraded(spec: TableSchema, version: int, frame: pl.LazyFrame) -> pl.LazyFrame:
+    """Return the columns of the current version from files of another."""
+    if version == spec.version:
+        return frame
+    types = _empty(spec.name).collect_schema()
+    return frame.select(
+        (pl.lit(origin.default.as_py()) if origin.stored is None else pl.col(origin.stored.name))
+        .cast(types[name])
+        .alias(name)
+        for name, origin in spec.origins(version).items()
+    )
 
 
 def _empty(table: str) -> pl.LazyFrame:

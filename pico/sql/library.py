@@ -23,7 +23,7 @@ from typing import Any
 import duckdb
 
 from pico import resources
-from pico.errors import QueryError, did_you_mean
+from pico.errors import QueryError, did_you_mean, one_line
 from pico.sql import statements
 
 _HEADER = re.compile(r"--\s*(?P<key>[a-z]+):\s*(?P<value>.*?)\s*")
@@ -133,7 +133,10 @@ def parse(path: Path) -> Query:
         QueryError: the header lacks something, says it twice, or does not fit the SQL; the message
             names file and line.
     """
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise QueryError(f"cannot read {path.name}: {one_line(error)}") from None
     fields: dict[str, str] = {}
     parameters: dict[str, Parameter] = {}
     lines = text.splitlines()

@@ -4,6 +4,11 @@ The command line hands over what `statements.fetch` returned. Formats promise th
 out in a form that says what it was: in JSON and CSV, times are ISO 8601, bytes are hexadecimal, and
 numbers that JSON does not have are the strings "NaN", "Infinity" and "-Infinity" (as `float()`
 reads them); NULL is `null` in JSON and an empty field in CSV; lists are lists, in CSV as JSON text.
+
+Names and values of a lake are input. What is shown in a terminal has control characters and marks
+of writing direction spelled as escapes; JSON spells them everywhere, as it may. CSV in a file or a
+pipe keeps each character, also of a text such as `=cmd()` that a spreadsheet would take for a
+formula: it is data, and a spreadsheet should import it as text.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pico.errors import QueryError, did_you_mean, one_line
+from pico.errors import STEERING, QueryError, did_you_mean, one_line, printable
 
 MAX_ROWS = 200
 """Rows that the format `table` shows at most; it says how many it left out."""
@@ -101,15 +106,21 @@ def _write_json(rows: pa.Table, file: TextIO) -> None:
     for index, row in enumerate(_rows(rows)):
         values = dict(zip(names, map(plain, row), strict=True))
         file.write(",\n " if index else "\n ")
-        file.write(json.dumps(values, ensure_ascii=False))
+        text = json.dumps(values, ensure_ascii=False)
+        file.write(STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
     file.write("\n]\n" if rows.num_rows else "]\n")
 
 
 def _write_csv(rows: pa.Table, file: TextIO) -> None:
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(rows.column_names)
+    is_seen = file.isatty()  # by a person: a program gets every character as it is
+
+    def shown(value: Any) -> Any:
+        return printable(value) if is_seen and isinstance(value, str) else value
+
+    writer.writerow(map(shown, rows.column_names))
     for row in _rows(rows):
-        writer.writerow([_csv_field(plain(value)) for value in row])
+        writer.writerow([shown(_csv_field(plain(value))) for value in row])
 
 
 def _csv_field(value: Any) -> Any:
@@ -123,7 +134,9 @@ def _write_table(rows: pa.Table, file: TextIO) -> None:
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for field in rows.schema:
         numeric = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
-        grid.add_column(Text(field.name), justify="right" if numeric else "left", overflow="fold")
+        grid.add_column(
+            Text(printable(field.name)), justify="right" if numeric else "left", overflow="fold"
+        )
     for row in _rows(rows.slice(0, MAX_ROWS)):
         grid.add_row(*[_cell(value) for value in row])
     if not console.is_terminal:  # a pipe has no width to wrap at
@@ -137,7 +150,7 @@ def _write_table(rows: pa.Table, file: TextIO) -> None:
 def _cell(value: Any) -> Text:
     if value is None:
         return Text("NULL", style="dim")
-    return Text(_short(value))
+    return Text(printable(_short(value)))
 
 
 def _short(value: Any) -> str:

@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from pico import schema
-from pico.errors import QueryError, SchemaError
+from pico.errors import CorruptError, QueryError, SchemaError
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot, partition
 from pico.schema import TableSchema
@@ -82,7 +82,8 @@ def connect(
     for spec in schema.tables().values():
         try:
             entries = snapshot.files(spec.name, runs, steps)
-        except SchemaError as error:
+            snapshot.storage.refuse_links(entry.path for entry in entries)
+        except (CorruptError, SchemaError) as error:
             _create_broken_view(connection, spec, str(error))
         else:
             _create_view(connection, spec, entries, root, steps)
@@ -135,11 +136,12 @@ def _create_view(
     root: str,
     steps: Collection[int] | None,
 ) -> None:
-    """Create a table's view: one scan for each layout of paths, or typed without rows."""
-    layouts: dict[tuple[str, ...], list[str]] = {}
+    """Create a table's view: a scan for each version and layout of paths, or typed without rows."""
+    layouts: dict[tuple[int, tuple[str, ...]], list[str]] = {}
     for entry in entries:
-        layouts.setdefault(tuple(partition(entry.path)), []).append(root + entry.path)
-    scans = [_scan(spec, keys, paths, steps) for keys, paths in layouts.items()]
+        layout = entry.schema_version, tuple(partition(entry.path))
+        layouts.setdefault(layout, []).append(root + entry.path)
+    scans = [_scan(spec, *layout, paths, steps) for layout, paths in layouts.items()]
     body = "\nUNION ALL BY NAME\n".join(scans) or _no_rows(spec)
     try:
         connection.execute(f"CREATE VIEW {spec.name} AS {body}")
@@ -159,11 +161,12 @@ def _create_broken_view(
 
 def _scan(
     spec: TableSchema,
+    version: int,
     keys: tuple[str, ...],
     paths: Iterable[str],
     steps: Collection[int] | None,
 ) -> str:
-    """Return the SELECT over files that share a layout of path keys."""
+    """Return the SELECT over files that share a version and a layout of path keys."""
     files = ", ".join(quote(path) for path in paths)
     types = ", ".join(f"{quote(key)}: {quote(_KEY_TYPES[key])}" for key in keys)
     hidden = set(spec.path_columns.values()) | {"global_step"}
@@ -178,10 +181,22 @@ def _scan(
     if steps is not None and has_step:
         wanted = ", ".join(str(int(step)) for step in steps) or "NULL"
         where = f" WHERE {'step' if 'step' in keys else 'global_step'} IN ({wanted})"
-    return (
-        f"SELECT {', '.join(columns)} FROM read_parquet([{files}], hive_partitioning = true, "
-        f"hive_types = {{{types}}}){where}"
-    )
+    scan = f"read_parquet([{files}], hive_partitioning = true, hive_types = {{{types}}})"
+    if version != spec.version:
+        scan = f"(SELECT {_upgraded(spec, version, keys)} FROM {scan})"
+    return f"SELECT {', '.join(columns)} FROM {scan}{where}"
+
+
+def _upgraded(spec: TableSchema, version: int, keys: Iterable[str]) -> str:
+    """Return what to select from files of an older version to have the columns of the current."""
+    columns = list(keys)
+    for name, origin in spec.origins(version).items():
+        default = origin.default.as_py()
+        source = "NULL" if default is None else quote(str(default))
+        if origin.stored is not None:
+            source = f'"{origin.stored.name}"'
+        columns.append(f'CAST({source} AS {sql_type(origin.column.type)}) AS "{name}"')
+    return ", ".join(columns)
 
 
 def _no_rows(spec: TableSchema) -> str:

@@ -14,8 +14,9 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from pico.errors import QueryError
+from pico.errors import QueryError, one_line, printable
 
+_TRACEBACK = "Traceback (most recent call last):\n"
 _UDF_PREFIX = "Invalid Input Error: Python exception occurred while executing the UDF: "
 
 
@@ -26,6 +27,8 @@ def guarded() -> Iterator[None]:
         yield
     except duckdb.Error as error:
         raise QueryError(message(error)) from None
+    except UnicodeDecodeError as error:  # a damaged file, in a value or in DuckDB's own message
+        raise QueryError(f"text that is not UTF-8: {one_line(error)}") from None
     except RuntimeError as error:
         if "interrupted" in str(error):  # DuckDB's word for Ctrl-C
             raise KeyboardInterrupt from None
@@ -34,7 +37,10 @@ def guarded() -> Iterator[None]:
 
 def message(error: duckdb.Error) -> str:
     """Return DuckDB's message in one line, without the copy of the statement that follows it."""
-    text = " ".join(str(error).partition("\n\nLINE ")[0].split())
+    text = str(error).partition("\n\nLINE ")[0]
+    if _TRACEBACK in text:  # of a file system in Python; its last line says it
+        text = text.strip().splitlines()[-1]
+    text = printable(" ".join(text.split()))
     if text.startswith(_UDF_PREFIX):
         _, _, text = text.removeprefix(_UDF_PREFIX).partition(": ")
     return text

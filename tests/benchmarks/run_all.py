@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tests.benchmarks import (
     bench_bytes,
+    bench_log,
     bench_metrics,
     bench_recorder,
     bench_sql,
@@ -77,6 +78,7 @@ BENCHMARKS: dict[str, Callable[[int], Result]] = {
     "bytes": bench_bytes.run,
     "sql": bench_sql.run,
     "stats": bench_stats.run,
+    "log": bench_log.run,
     "metrics": bench_metrics.run,
 }
 

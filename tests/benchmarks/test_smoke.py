@@ -8,6 +8,7 @@ import torch
 from pico.config import ModelConfig
 from tests.benchmarks import (
     bench_bytes,
+    bench_log,
     bench_recorder,
     bench_sql,
     bench_stats,
@@ -70,6 +71,12 @@ def test_sql_and_its_peers_agree() -> None:
 def test_stats_and_its_peer_agree() -> None:
     result = bench_stats.run(1, TINY, n_checkpoints=3)
     assert "norms" in result.title and len(result.lines) == 3
+
+
+def test_log() -> None:
+    result = bench_log.run(1, few=3, many=40, window=20)
+    assert [bool(line.target) for line in result.lines] == [True] * 4
+    assert result.lines[1].figure == "10"  # 2 · 16 + 8 commits
 
 
 def test_a_failing_benchmark_does_not_lose_the_others(tmp_path, monkeypatch, capsys) -> None:

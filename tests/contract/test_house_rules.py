@@ -17,8 +17,29 @@ TREES = {path: ast.parse(text) for path, text in SOURCES.items()}
 MAX_FILE_LINES = 350
 MAX_FUNCTION_LINES = 60
 NAMELESS = {"utils", "util", "helpers", "helper", "base", "manager", "common", "misc"}
-PICKLING_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve"}
-UNSAFE_CALLS = {"torch.load", "yaml.load", "yaml.unsafe_load", "marshal.loads", "eval", "exec"}
+EXECUTING_MODULES = {
+    "pickle", "cPickle", "_pickle", "pickletools", "cloudpickle", "dill", "joblib", "shelve",
+    "marshal", "code", "codeop", "runpy", "torch.distributed.checkpoint", "torch.package",
+    "multiprocessing.managers", "xmlrpc",
+}  # fmt: skip
+"""Modules whose reading runs what is read."""
+EXECUTING_CALLS = {
+    "eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.load",
+    "torch.jit.load", "torch.hub.load", "torch.export.load", "yaml.load", "yaml.load_all",
+    "yaml.unsafe_load", "yaml.unsafe_load_all", "yaml.full_load", "yaml.full_load_all",
+}  # fmt: skip
+EXECUTING_NAMES = {
+    "read_pickle", "to_pickle", "deserialize_pandas", "UnsafeLoader", "FullLoader", "Unpickler",
+    "PyExtensionType", "deserialize", "load_module", "exec_module",
+}  # fmt: skip
+"""Names that have one meaning wherever they stand."""
+EXECUTING_WORDS = {
+    "allow_pickle": False,
+    "trust_remote_code": False,
+    "shell": False,
+    "weights_only": True,
+}
+"""Keyword → the only value that it may have."""
 FOLDERS_OF_A_MACHINE = re.compile(
     r"(?<![\w.-])/(?:work|root|opt|home/\w+|Users/\w+|private/tmp)/|[A-Z]:\\\\?Users"
 )
@@ -52,21 +73,34 @@ def tracked_files() -> list[Path]:
     return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
 
 
+def is_executing_module(name: str) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in EXECUTING_MODULES)
+
+
 def unsafe(node: ast.AST) -> bool:
     """Whether a node can execute code that it reads."""
     if isinstance(node, ast.Import):
-        return any(alias.name.split(".")[0] in PICKLING_MODULES for alias in node.names)
+        return any(is_executing_module(alias.name) for alias in node.names)
     if isinstance(node, ast.ImportFrom):
-        return (node.module or "").split(".")[0] in PICKLING_MODULES
-    if not isinstance(node, ast.Call):
-        return False
-    if any(word.arg in ("allow_pickle", "trust_remote_code") for word in node.keywords):
-        return not all(
-            isinstance(word.value, ast.Constant) and word.value.value is False
-            for word in node.keywords
-            if word.arg in ("allow_pickle", "trust_remote_code")
+        names = [f"{node.module or ''}.{alias.name}" for alias in node.names]
+        return is_executing_module(node.module or "") or any(
+            is_executing_module(name)
+            or name in EXECUTING_CALLS
+            or name.rpartition(".")[2] in EXECUTING_NAMES
+            for name in names
         )
-    return ast.unparse(node.func) in UNSAFE_CALLS
+    if isinstance(node, ast.Attribute):
+        dotted = ast.unparse(node)
+        is_reference = dotted in EXECUTING_CALLS
+        return is_reference or node.attr in EXECUTING_NAMES or is_executing_module(dotted)
+    if isinstance(node, ast.Call):
+        words = [word for word in node.keywords if word.arg in EXECUTING_WORDS]
+        return ast.unparse(node.func) in EXECUTING_CALLS or not all(
+            isinstance(word.value, ast.Constant)
+            and word.value.value is EXECUTING_WORDS[word.arg or ""]
+            for word in words
+        )
+    return False
 
 
 def test_there_is_something_to_check() -> None:
@@ -103,8 +137,29 @@ def test_nothing_read_is_executed() -> None:
     "line",
     [
         "import pickle",
+        "import torch.distributed.checkpoint as dcp",
         "from dill import loads",
+        "from torch import load",
+        "from torch.distributed import checkpoint",
+        "from torch.distributed.checkpoint import FileSystemReader",
+        "from yaml import load",
         "torch.load(path, weights_only=True)",
+        "read = torch.load",
+        "torch.distributed.checkpoint.load(state, reader)",
+        "loader(path, weights_only=False)",
+        "import joblib",
+        "from marshal import loads",
+        "import shelve",
+        "pd.read_pickle(path)",
+        "frame.to_pickle(path)",
+        "pa.deserialize_pandas(data)",
+        "yaml.load(text, Loader=yaml.SafeLoader)",
+        "yaml.full_load(text)",
+        "reader.get(text, Loader=yaml.UnsafeLoader)",
+        "eval(text)",
+        "exec(text)",
+        "subprocess.run(command, shell=True)",
+        "os.system(command)",
         "np.load(path, allow_pickle=True)",
         "AutoModel.from_pretrained(name, trust_remote_code=flag)",
     ],
@@ -113,7 +168,18 @@ def test_execution_of_input_is_recognised(line: str) -> None:
     assert any(unsafe(node) for node in ast.walk(ast.parse(line)))
 
 
-@pytest.mark.parametrize("line", ["np.load(path, allow_pickle=False)", "yaml.safe_load(text)"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "np.load(path, allow_pickle=False)",
+        "np.load(path)",
+        "yaml.safe_load(text)",
+        "re.compile(text)",
+        "model.eval()",
+        "subprocess.run(command, shell=False)",
+        "safetensors.torch.load_file(path)",
+    ],
+)
 def test_plain_reading_is_allowed(line: str) -> None:
     assert not any(unsafe(node) for node in ast.walk(ast.parse(line)))
 

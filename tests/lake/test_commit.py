@@ -1,3 +1,4 @@
+import errno
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import pytest
 import xxhash
 
 from pico.errors import LeaseError, NotALakeError, RunNameError, StorageError
+from pico.lake import local as lake_local
 from pico.lake import log
 from pico.lake.commit import Stream
 from pico.lake.sink import LocalSink
@@ -152,8 +154,12 @@ def lost_as_refusal(put_new, path, data):
     return put_new(path, data) and False
 
 
-@pytest.mark.parametrize("lost", [lost_as_error, lost_as_refusal])
-def test_a_lost_answer_is_a_commit(storage, monkeypatch, lost):
+@pytest.mark.parametrize(
+    ("lost", "place"),
+    [(lost_as_error, "memory"), (lost_as_refusal, "memory"), (lost_as_refusal, "local")],
+)
+def test_a_lost_answer_is_a_commit(request, monkeypatch, lost, place):
+    storage = request.getfixturevalue(place)
     with Stream(storage, "train.r") as stream:
         with monkeypatch.context() as patch:
             replace_put_new(storage, patch, lost)
@@ -161,6 +167,31 @@ def test_a_lost_answer_is_a_commit(storage, monkeypatch, lost):
         assert commit_step(stream, 1) == 1
     assert steps(storage) == ([0, 1], [0, 1])
     assert_clean(storage)
+
+
+def test_a_disk_that_fails_after_the_link_is_an_error_and_the_commit_can_be_tried_again(
+    local, monkeypatch
+):
+    sync_folder, failures = lake_local.sync_folder, []
+
+    def fail_once(folder):
+        if folder.parent.name == "_log" and not failures:
+            failures.append(folder)
+            raise OSError(errno.EIO, "Input/output error")
+        sync_folder(folder)
+
+    monkeypatch.setattr(lake_local, "sync_folder", fail_once)
+    with Stream(local, "train.r") as stream:
+        transaction = stream.begin()
+        add_step(transaction, 0)
+        with pytest.raises(StorageError, match=r"cannot write _log/train.r.*Input/output error"):
+            transaction.commit()
+        assert failures
+        assert steps(local) == ([0], [0])
+        assert transaction.commit() == 0
+        assert commit_step(stream, 1) == 1
+    assert steps(local) == ([0, 1], [0, 1])
+    assert_clean(local)
 
 
 def test_a_refused_commit_can_be_tried_again(storage, monkeypatch):

@@ -49,6 +49,20 @@ def test_a_released_stream_is_free_at_once(storage):
     assert record(storage, 3)["released"]
 
 
+def test_a_stream_is_free_for_its_process_even_if_the_disk_was_too_full_to_say_so(
+    local, monkeypatch
+):
+    stream = Stream(local, "train.r")
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "put", lambda *_: (_ for _ in ()).throw(StorageError("disk full")))
+        with pytest.raises(StorageError, match="disk full"):
+            stream.close()
+    assert not record(local)["released"]
+    with Stream(local, "train.r") as again:
+        assert again.lease.epoch == 2
+        assert not again.lease.clean
+
+
 def test_the_heartbeat_is_written_and_ends(storage, monkeypatch):
     monkeypatch.setattr(lease, "TIME_TO_LIVE", 0.08)
     stream = Stream(storage, "train.r")

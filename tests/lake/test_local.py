@@ -55,8 +55,8 @@ def test_a_data_file_is_durable_before_it_is_named_and_its_name_after(tmp_path, 
 @pytest.mark.parametrize(("write", "name"), [("put", "replace"), ("put_new", "link")])
 def test_small_files_are_durable_before_they_are_named(tmp_path, operations, write, name):
     storage = Storage(str(tmp_path))
-    (tmp_path / "_log").mkdir()
-    (tmp_path / ".staging" / "put").mkdir(parents=True)
+    local.make_folder(tmp_path / "_log")
+    local.make_folder(tmp_path / ".staging" / "put")
     operations.clear()
     getattr(storage, write)("_log/0.parquet", b"data")
     assert without_staging(operations) == [
@@ -64,6 +64,29 @@ def test_small_files_are_durable_before_they_are_named(tmp_path, operations, wri
         (name, "0.parquet"),
         ("fsync", "_log"),
     ]
+
+
+def test_a_folder_that_another_process_made_is_made_durable_once(tmp_path, operations):
+    (tmp_path / "_log" / "train.r").mkdir(parents=True)
+    operations.clear()
+    local.make_folder(tmp_path / "_log" / "train.r")
+    assert [op for op in operations if op[1] in (tmp_path.name, "_log")] == [
+        ("fsync", tmp_path.name),
+        ("fsync", "_log"),
+    ]
+    operations.clear()
+    local.make_folder(tmp_path / "_log" / "train.r")
+    assert operations == []
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_a_disk_that_fails_to_sync_a_folder_is_an_error(tmp_path, monkeypatch, error):
+    def refuse(_):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr("os.fsync", refuse)
+    with pytest.raises(OSError, match=os.strerror(error)):
+        local.sync_folder(tmp_path)
 
 
 def test_folders_that_cannot_be_synced_are_no_trouble(tmp_path, monkeypatch):
@@ -84,4 +107,6 @@ def test_links_in_a_lake_are_followed_to_files_but_not_to_folders(tmp_path):
     (tmp_path / "lake" / "weights" / "file").symlink_to(tmp_path / "elsewhere" / "x")
     (tmp_path / "lake" / "weights" / "folder").symlink_to(tmp_path / "lake")
     (tmp_path / "lake" / "weights" / "nowhere").symlink_to(tmp_path / "absent")
-    assert list(local.files_below(tmp_path / "lake", "")) == [("weights/file", 3)]
+    found = list(local.files_below(tmp_path / "lake", ""))
+    assert [(path, size) for path, size, _ in found] == [("weights/file", 3)]
+    assert list(local.names_below(tmp_path / "lake", "")) == ["weights/file"]

@@ -1,18 +1,21 @@
 import io
+import uuid
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pico.errors import CorruptError, PicoError, SchemaError
-from pico.lake import log, snapshot
+from pico.lake import entries, log, snapshot
 from pico.lake.commit import Stream
 from pico.lake.log import FANOUT, Entry
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
+from tests.benchmarks import bench_log
+from tests.lake.counting import CountingStorage
 
 
 def entry(number: int, action="add", **changes) -> Entry:
@@ -106,15 +109,15 @@ def test_level_files_say_what_the_commits_say(long_lake):
     assert len(raw) == 290 + 58
 
 
-def test_a_long_log_opens_with_few_reads(long_lake, monkeypatch):
-    n_reads = []
-    read = long_lake.read
-    monkeypatch.setattr(long_lake, "read", lambda path: n_reads.append(path) or read(path))
-    reader = log.LogReader(long_lake)
+def test_a_long_log_opens_with_few_reads(long_lake):
+    counting = CountingStorage(long_lake.url)
+    reader = log.LogReader(counting)
     reader.entries()
-    assert len(n_reads) == 1 + 2 + 2 + 1  # 256 + 2 · 16 + 2, and the other stream
+    # 256 + 2 · 16 + 2 commits, and the other stream's one; found by a single listing
+    assert counting.counts == {"read": 1 + 2 + 2 + 1, "paths": 1}
+    counting.reset()
     reader.entries()
-    assert len(n_reads) == 6
+    assert counting.counts == {"paths": 1}
 
 
 SQL = """
@@ -165,10 +168,112 @@ def test_a_missing_commit_is_an_error_not_a_shorter_history(local):
 
 def test_a_listing_that_overlaps_a_commit_is_repeated(local, monkeypatch):
     commit_entries(local, 4)
-    whole = local.list
+    whole = local.paths
     listings = iter([lambda files: [files[0], files[2]], lambda files: files])
-    monkeypatch.setattr(local, "list", lambda prefix: next(listings)(whole(prefix)))
+    monkeypatch.setattr(local, "paths", lambda prefix: next(listings)(whole(prefix)))
     assert len(log.LogReader(local).stream("train.r")) == 4
+
+
+random_commits = st.lists(
+    st.tuples(
+        st.sampled_from(["train.r", "train.rr", "derive.r.metrics", "data.d"]),
+        st.lists(st.tuples(st.sampled_from(["add", "remove", "withdraw"]), st.integers(0, 40))),
+    ),
+    max_size=60,
+)
+
+
+def write(storage, stream: str, seq: int, made: list[Entry]) -> None:
+    storage.put(log.commit_path(stream, seq), log.encode(made, {"txn": str(seq)}))
+    log.consolidate(storage, stream, seq)
+
+
+@settings(max_examples=40, deadline=None)
+@given(random_commits, st.integers(0, 60), st.randoms())
+def test_streams_read_back_as_they_were_written(commits, n_early, random):
+    """Against plain lists; with a fan-out of 3, so that a short history has several levels."""
+    storage = Storage(f"memory://{uuid.uuid4().hex}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log, "FANOUT", 3)
+        early = log.LogReader(storage)
+        model: dict[str, list[list[Entry]]] = {}
+        for number, (stream, actions) in enumerate(commits):
+            made = [entry(n, action, txn=f"t{number}") for action, n in actions]
+            model.setdefault(stream, []).append(made)
+            write(storage, stream, len(model[stream]) - 1, made)
+            if number == n_early:
+                early.rows()
+        copies = [path for path in storage_paths(storage) if "level=" in path]
+        storage.delete(random.sample(copies, len(copies) // 3))
+        for reader in (early, log.LogReader(storage)):
+            assert reader.streams() == sorted(model)
+            flat = {stream: [e for made in each for e in made] for stream, each in model.items()}
+            assert reader.entries() == [e for stream in sorted(flat) for e in flat[stream]]
+            for stream, each in model.items():
+                assert reader.stream(stream) == flat[stream]
+                told = [(made[0].txn, made) for made in each if made]
+                assert reader.history(stream) == told
+
+
+def storage_paths(storage) -> list[str]:
+    return [file.path for file in storage.list(log.ROOT)]
+
+
+def test_many_small_files_are_kept_as_one(local):
+    for stream in range(70):
+        write(local, f"train.r{stream}", 0, [entry(stream)])
+    reader = log.LogReader(local)
+    assert reader.rows()["path"].num_chunks == 1
+    assert reader.stream("train.r7") == [entry(7)]
+    write(local, "train.r7", 1, [entry(100)])
+    assert [e.rows for e in reader.stream("train.r7")] == [7, 100]
+    assert sorted(e.rows for e in reader.entries()) == [*range(70), 100]
+
+
+def test_ten_thousand_commits_cost_no_more_requests_than_a_hundred(tmp_path):
+    costs = {}
+    for n_commits in (100, 10_000):
+        storage = bench_log.fill(tmp_path / str(n_commits), n_commits, whole=False)
+        (file,) = bench_log.open_run(storage, n_commits // 2)
+        assert f"step={n_commits // 2}/" in file.path
+        assert storage.counts["read"] <= 200
+        opening = storage.n_operations
+        with Stream(storage, bench_log.STREAM) as stream:
+            storage.reset()
+            for step in range(n_commits, n_commits + bench_log.WINDOW):
+                bench_log.commit(stream, step)
+            costs[n_commits] = opening, storage.n_operations
+        (file,) = bench_log.open_run(storage, n_commits + bench_log.WINDOW - 1)
+    assert costs[10_000][0] <= 3 * costs[100][0]
+    assert costs[10_000][1] <= 2 * costs[100][1]
+    assert costs[10_000][1] / bench_log.WINDOW < 8
+
+
+def test_a_level_file_needs_no_listing(long_lake, monkeypatch):
+    counting = CountingStorage(long_lake.url)
+    path = "_log/train.r/level=1/000000000047.parquet"
+    good = long_lake.read(path)
+    long_lake.delete([path])
+    log.consolidate(counting, "train.r", 47)
+    assert counting.counts == {"read": FANOUT, "put_new": 1}
+    assert rows_of(long_lake.read(path)) == rows_of(good)
+
+
+@pytest.mark.parametrize("missing", [[], [1], [0, 1, 5, 15], list(range(16))])
+def test_a_level_file_is_made_although_copies_below_are_missing(long_lake, missing):
+    path = "_log/train.r/level=2/000000000255.parquet"
+    good = long_lake.read(path)
+    below = [f"_log/train.r/level=1/{16 * n + 15:012d}.parquet" for n in missing]
+    kept = {name: long_lake.read(name) for name in [path, *below]}
+    long_lake.delete(kept)
+    log.consolidate(long_lake, "train.r", 255)
+    assert rows_of(long_lake.read(path)) == rows_of(good)
+    for name, data in kept.items():
+        long_lake.put(name, data)
+
+
+def rows_of(data: bytes) -> list[Entry]:
+    return entries.from_rows(entries.decode(data, "a log file")[0])
 
 
 def test_a_gap_is_never_copied_into_a_level_file(local):
@@ -176,6 +281,16 @@ def test_a_gap_is_never_copied_into_a_level_file(local):
     local.delete([log.commit_path("train.r", 3)])
     log.consolidate(local, "train.r", 15)
     assert not [path for path in log.listed(local, "train.r") if "level=" in path]
+
+
+def test_a_damaged_copy_says_that_it_can_go(local):
+    commit_entries(local, 16)
+    path = "_log/train.r/level=1/000000000015.parquet"
+    local.put(path, b"junk")
+    with pytest.raises(CorruptError, match=rf"{path} cannot be read.*delete it to go on"):
+        Snapshot.take(local)
+    local.delete([path])
+    assert len(log.LogReader(local).entries()) == 19
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1PAR1", b"x" * 100])
@@ -223,5 +338,5 @@ def test_a_log_of_another_version_is_refused(local):
     sink = io.BytesIO()
     pq.write_table(rows.replace_schema_metadata(newer), sink)
     local.put(log.commit_path("train.r", 0), sink.getvalue())
-    with pytest.raises(SchemaError, match="schema version '2' of table log"):
+    with pytest.raises(SchemaError, match="schema version 2 of table log"):
         Snapshot.take(local)

@@ -1,5 +1,9 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pico import schema
 from pico.errors import NotALakeError, RunNameError, SchemaError
@@ -7,6 +11,8 @@ from pico.lake import log, table
 from pico.lake.commit import Stream
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot, partition
+from pico.lake.storage import Storage
+from tests.lake.counting import CountingStorage
 from tests.lake.steps import add_step, commit_step, steps
 
 
@@ -95,6 +101,78 @@ def test_tensors_of_one_step(two_runs):
     assert row.keys["run_id"] == "rr"
     assert np.array_equal(row.tensor.to_numpy(), np.full(3, 40, np.float32))
     assert list(snapshot.tensors("weights", "rr", 41)) == []
+
+
+def old_files(entries, table, runs, steps):
+    """What `Snapshot.files` returns, in plain Python."""
+    gone = {entry.path for entry in entries if entry.action != "add"}
+    for entry in entries:
+        if entry.action != "add" or entry.path in gone or entry.table != table:
+            continue
+        if runs is not None and partition(entry.path).get("run") not in (*runs, None):
+            continue
+        span = entry.min_step, entry.max_step
+        if steps is None or None in span or any(span[0] <= step <= span[1] for step in steps):
+            yield entry
+
+
+RUNS = ["r", "rr", "r.2", "run"]
+FOLDERS = ["weights/run={run}/step={step}", "weights_dense/run={run}", "weights/dataset=d"]
+
+
+@st.composite
+def random_entries(draw, action):
+    run, step = draw(st.sampled_from(RUNS)), draw(st.integers(0, 9))
+    folder = draw(st.sampled_from(FOLDERS)).format(run=run, step=step)
+    low = draw(st.none() | st.integers(0, 9))
+    high = draw(st.none() | st.integers(low or 0, 12))
+    path = f"{folder}/{draw(st.integers(0, 30))}.parquet"
+    table = draw(st.sampled_from(["weights", "scalars"]))
+    return Entry(action, table, path, 1, 1, "", 1, low, high, "t", None)
+
+
+some_steps = st.none() | st.lists(st.integers(-2, 14), max_size=4) | st.just(range(20))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from(["add", "add", "add", "remove"]).flatmap(random_entries), max_size=25),
+    st.none() | st.lists(st.sampled_from([*RUNS, "rrr", "r*"]), max_size=3),
+    some_steps,
+)
+def test_files_are_narrowed_as_a_plain_loop_does(entries, runs, steps):
+    snapshot = Snapshot(Storage("memory://unused"), entries)
+    for table_name in ("weights", "scalars", "gradients"):
+        expected = list(old_files(entries, table_name, runs, steps))
+        assert snapshot.files(table_name, runs, steps) == expected
+    everything = [e for e in entries if e in [*old_files(entries, e.table, None, None)]]
+    assert snapshot.all_files() == everything
+    added = [entry for entry in entries if entry.action == "add"]
+    assert snapshot.taken_away() == [entry for entry in added if entry not in everything]
+    runs_there = {partition(entry.path).get("run") for entry in everything}
+    assert snapshot.runs() == sorted(run for run in runs_there if run)
+
+
+def test_a_file_of_an_unknown_version_is_refused_when_its_table_is_asked_for(two_runs):
+    entries = log.LogReader(two_runs).entries()
+    newer = [replace(e, schema_version=9) if e.table == "weights" else e for e in entries]
+    snapshot = Snapshot(two_runs, newer)
+    assert len(snapshot.files("scalars")) == 6
+    first = next(entry.path for entry in newer if entry.table == "weights")
+    with pytest.raises(SchemaError, match=rf"{first} has schema version 9 of table weights"):
+        snapshot.files("weights", runs=["rr"])
+
+
+def test_a_folder_without_commits_is_no_lake(local):
+    local.put(".leases/train.r/00000001.json", b"{}")
+    with pytest.raises(NotALakeError):
+        Snapshot.take(local)
+
+
+def test_a_snapshot_lists_the_log_once(two_runs):
+    counting = CountingStorage(two_runs.url)
+    Snapshot.take(counting).files("weights")
+    assert counting.counts == {"paths": 1, "read": 2}
 
 
 def test_a_reader_used_again_reads_only_what_is_new(storage, monkeypatch):

@@ -1,3 +1,4 @@
+import datetime
 import errno
 import json
 import subprocess
@@ -15,6 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from pico.errors import CorruptError, LakeError, MissingExtraError, StorageError
 from pico.lake import local as local_files
+from pico.lake.listing import StoredFile, listed
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 
@@ -81,6 +83,7 @@ def test_threads_race_for_one_name(storage, monkeypatch):
 
 RACE = """
 import errno, json, os, sys, time
+from pico.lake.listing import StoredFile, listed
 from pico.lake.storage import Storage
 url, me, fallback, start = sys.argv[1], sys.argv[2], sys.argv[3] == "True", float(sys.argv[4])
 def refuse(*a, **k):
@@ -344,3 +347,22 @@ def test_a_snapshot_file_system_is_read_only_and_holds_nothing_else(memory):
         filesystem.open("secret")
     with pytest.raises(PermissionError, match="read-only"):
         filesystem.open("weights/a.parquet", "wb")
+
+
+def test_a_listing_says_when_a_file_was_last_changed(storage):
+    before = time.time() - 2
+    storage.put("a/one", b"1")
+    storage.put("a/b/two", b"22")
+    found = storage.list("a")
+    assert [(file.path, file.size) for file in found] == [("a/b/two", 2), ("a/one", 1)]
+    assert all(before < file.modified < time.time() + 2 for file in found)
+    assert storage.paths("a") == [file.path for file in found]
+    assert storage.paths("absent") == storage.list("absent") == []
+
+
+@pytest.mark.parametrize("word", ["mtime", "LastModified", "last_modified", "created", None])
+def test_each_store_has_its_word_for_the_time(word):
+    moment = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
+    info = {"size": 3, **({word: moment} if word else {})}
+    expected = moment.timestamp() if word else pytest.approx(time.time(), abs=5)
+    assert listed("x", info) == StoredFile("x", 3, expected)

@@ -379,5 +379,5 @@ def test_a_file_of_another_version_is_refused(local, commit_weights, monkeypatch
     newer = {**rows.schema.metadata, b"pico.schema_version": b"2"}
     path.unlink()
     pq.write_table(rows.replace_schema_metadata(newer), path)
-    with pytest.raises(SchemaError, match=r"schema version '2' of table weights.*reads version 1"):
+    with pytest.raises(SchemaError, match=r"schema version 2 of table weights.*reads version 1"):
         stored(local)

@@ -1,66 +1,27 @@
-"""Reads `schemas/*.json` and is the one door that rows pass on their way into or out of a lake.
+"""A table of the lake: its columns in every version, and the one door that its rows pass.
 
-The JSON files are the specification; nothing about a table's columns is written twice. `lake.table`
-calls `TableSchema.check` before it writes a batch and `TableSchema.accepts` on every file it opens.
-Files carry `pico.table` and `pico.schema_version` in their Parquet metadata; within a version the
-stored columns never change (`extra` takes additions), because plain readers break on files of one
-table that differ in columns.
+`lake.table` calls `TableSchema.check` before it writes a batch, `accepts` on every file that it
+opens, and `upgrade` on what it reads of files of an older version. Files carry `pico.table` and
+`pico.schema_version` in their Parquet metadata; within a version the stored columns never change
+(`extra` takes additions), because plain readers break on files of one table that differ in columns.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cache, cached_property
+import re
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pico import resources
 from pico.errors import SchemaError, did_you_mean, one_line
+from pico.schema.columns import PATH_COLUMNS, Column
+from pico.schema.history import Change, Origin, follow
 
 Kind = Literal["tensor", "rows", "data", "vocab", "log"]
-
-_ARROW: dict[str, pa.DataType] = {
-    "string": pa.string(),
-    "json": pa.string(),
-    "binary": pa.binary(),
-    "bool": pa.bool_(),
-    "int16": pa.int16(),
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-}
-PATH_COLUMNS = {
-    "run": "run_id",
-    "step": "global_step",
-    "dataset": "dataset_id",
-    "tokenizer": "tokenizer_id",
-}
-"""Path key → the stored column that says the same."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """One stored column: its type in words of the schema files, unit and meaning."""
-
-    name: str
-    type: str
-    nullable: bool
-    description: str
-    unit: str | None = None
-
-    @property
-    def arrow(self) -> pa.DataType:
-        """The column's Arrow type; list elements are never null."""
-        if self.type.startswith("list<"):
-            element = _ARROW[self.type.removeprefix("list<").removesuffix(">")]
-            return pa.list_(pa.field("element", element, nullable=False))
-        return _ARROW[self.type]
 
 
 @dataclass(frozen=True)
@@ -75,6 +36,8 @@ class TableSchema:
     primary_key: tuple[str, ...]
     sort: tuple[str, ...]
     columns: tuple[Column, ...]
+    history: tuple[Change, ...] = ()
+    """How each version but the first was made, oldest first."""
 
     @cached_property
     def arrow(self) -> pa.Schema:
@@ -93,6 +56,100 @@ class TableSchema:
     def path_columns(self) -> dict[str, str]:
         """Path key to the stored column with the same content: `run` → `run_id`, …."""
         return {key: PATH_COLUMNS[key] for key in self.partition if key in PATH_COLUMNS}
+
+    @property
+    def known_versions(self) -> tuple[int, ...]:
+        """Versions that can be read, ascending; the last is the current one."""
+        return tuple(range(1, self.version + 1))
+
+    def at(self, version: int) -> TableSchema:
+        """Return the table as it was in a version.
+
+        Raises:
+            SchemaError: for a version that is not known, and for a history that does not fit.
+        """
+        self.check_version(version, f"table {self.name}")
+        return self._versions[version]
+
+    @cached_property
+    def _versions(self) -> dict[int, TableSchema]:
+        newer = self
+        found = {self.version: self}
+        for change in reversed(self.history):
+            gone = change.added
+            newer = replace(
+                newer,
+                version=newer.version - 1,
+                primary_key=tuple(map(change.older_name, _without(newer.primary_key, gone))),
+                sort=tuple(map(change.older_name, _without(newer.sort, gone))),
+                columns=change.undo(newer.columns),
+                history=newer.history[:-1],
+            )
+            found[newer.version] = newer
+        return found
+
+    def check_version(self, version: int, path: str) -> None:
+        """Refuse a version that is not known, with the file that has it.
+
+        Raises:
+            SchemaError: naming file, version and the way out.
+        """
+        known = self.known_versions
+        if version in known:
+            return
+        readable = f"version {known[0]}" if len(known) == 1 else f"versions 1 to {known[-1]}"
+        newer = "; a newer pico wrote it: upgrade pico-lake" if version > known[-1] else ""
+        raise SchemaError(
+            f"{path} has schema version {version} of table {self.name}; "
+            f"this pico reads {readable}{newer}"
+        )
+
+    def origins(self, version: int) -> dict[str, Origin]:
+        """Return where each column comes from in files of a version, in order.
+
+        Raises:
+            SchemaError: for a version that is not known.
+        """
+        self.check_version(version, f"table {self.name}")
+        return self._origins[version]
+
+    @cached_property
+    def _origins(self) -> dict[int, dict[str, Origin]]:
+        found = {}
+        for version in self.known_versions:
+            origins = tuple(Origin.itself(column) for column in self.at(version).columns)
+            for change in self.history[version - 1 :]:
+                origins = follow(origins, change, self.at(change.version).columns)
+            found[version] = {origin.column.name: origin for origin in origins}
+        return found
+
+    def stored_names(self, version: int, columns: Iterable[str] | None = None) -> list[str]:
+        """Return what to read of a file of a version to `upgrade` it to some columns, or all."""
+        origins = self.origins(version)
+        wanted = origins.values() if columns is None else [origins[name] for name in columns]
+        return [origin.stored.name for origin in wanted if origin.stored is not None]
+
+    def upgrade(
+        self, rows: pa.Table, version: int, columns: Iterable[str] | None = None
+    ) -> pa.Table:
+        """Return rows of a version as rows of the current one; those that are already unchanged.
+
+        Args:
+            rows: rows with the columns `stored_names(version, columns)` at least.
+            version: the version that they are of.
+            columns: columns wanted, by their current names; by default all.
+
+        Raises:
+            SchemaError: for a version that is not known.
+        """
+        if version == self.version:
+            return rows
+        origins = self.origins(version)
+        wanted = self.column_names if columns is None else list(columns)
+        return pa.Table.from_arrays(
+            [origins[name].of(rows) for name in wanted],
+            schema=pa.schema([self.arrow.field(name) for name in wanted], self.arrow.metadata),
+        )
 
     def batch(self, columns: Mapping[str, Any]) -> pa.Table:
         """Make a checked table from columns by name; absent nullable columns become NULL.
@@ -134,7 +191,7 @@ class TableSchema:
         for column in self.columns:
             if not column.nullable and rows[column.name].null_count:
                 raise SchemaError(f"{self.name}.{column.name} must not be NULL")
-            if column.type.startswith("list<") and _has_null_element(rows[column.name]):
+            if column.is_list and _has_null_element(rows[column.name]):
                 raise SchemaError(f"{self.name}.{column.name} must not hold NULL elements")
         self.check_unique(rows)
         return rows
@@ -150,98 +207,28 @@ class TableSchema:
             first = {k: v for k, v in twice.slice(0, 1).to_pylist()[0].items() if v is not None}
             raise SchemaError(f"two rows of {self.name} share the primary key {first}")
 
-    def accepts(self, stored: pa.Schema, path: str) -> None:
-        """Refuse a file whose table, version or columns are not these.
+    def accepts(self, stored: pa.Schema, path: str) -> int:
+        """Return the version of a file of this table, of which the columns are as they must be.
 
         Raises:
-            SchemaError: naming the file and what differs.
+            SchemaError: naming the file and what differs: table, version or columns.
         """
         metadata = stored.metadata or {}
         version = metadata.get(b"pico.schema_version", b"").decode(errors="replace")
         table = metadata.get(b"pico.table", b"").decode(errors="replace")
         if table != self.name:
             raise SchemaError(f"{path} says that it belongs to table {table!r}, not {self.name!r}")
-        if version != str(self.version):
-            raise SchemaError(
-                f"{path} has schema version {version!r} of table {self.name}; "
-                f"this pico reads version {self.version}"
-            )
-        if not stored.equals(self.arrow):
-            raise SchemaError(f"{path}: {_difference(self, stored)}")
+        if not re.fullmatch(r"[1-9][0-9]{0,8}", version):
+            raise SchemaError(f"{path} has no schema version of table {self.name}: {version!r}")
+        self.check_version(int(version), path)
+        then = self.at(int(version))
+        if not stored.equals(then.arrow):
+            raise SchemaError(f"{path}: {_difference(then, stored)}")
+        return int(version)
 
 
-@cache
-def tables() -> dict[str, TableSchema]:
-    """Return every table of the lake by name (the commit log is `log`, not a table)."""
-    names = sorted(path.stem for path in resources.folder("schemas").glob("*.json"))
-    found = {name: _read(name) for name in names}
-    return {name: schema for name, schema in found.items() if schema.kind != "log"}
-
-
-@cache
-def log() -> TableSchema:
-    """Return the schema of the commit log's files."""
-    return _read("log")
-
-
-def table(name: str) -> TableSchema:
-    """Return the schema of one table.
-
-    Raises:
-        SchemaError: for a table that the lake does not have.
-    """
-    known = tables()
-    if name not in known:
-        raise SchemaError(
-            f"no table {name!r}.{did_you_mean(name, known)} Tables: {', '.join(known)}"
-        )
-    return known[name]
-
-
-def markdown() -> str:
-    """Return `schemas/README.md`: every table and column, generated from the JSON files."""
-    lines = [
-        "# Tables of a pico lake",
-        "",
-        "Generated from the JSON files beside it (`make schemas`); do not edit.",
-        "",
-        "Path keys (`run=`, `step=`, `dataset=`, `tokenizer=`) stand in the folder names; the same",
-        "facts stand inside the files as `run_id`, `global_step`, `dataset_id`, `tokenizer_id`.",
-    ]
-    for schema in [*tables().values(), log()]:
-        lines += ["", f"## `{schema.name}` (version {schema.version})", "", schema.description, ""]
-        lines += [
-            f"Path: `{_path_form(schema)}`. Primary key: `{', '.join(schema.primary_key)}`.",
-            "",
-        ]
-        lines += ["| column | type | null | unit | meaning |", "|---|---|---|---|---|"]
-        lines += [
-            f"| `{c.name}` | {c.type} | {'yes' if c.nullable else 'no'} | {c.unit or ''} "
-            f"| {c.description.replace('|', chr(92) + '|')} |"
-            for c in schema.columns
-        ]
-    return "\n".join(lines) + "\n"
-
-
-def _path_form(schema: TableSchema) -> str:
-    if schema.kind == "log":
-        return "_log/STREAM/COMMIT.parquet"
-    return "/".join([schema.name, *(f"{key}=…" for key in schema.partition), "….parquet"])
-
-
-def _read(name: str) -> TableSchema:
-    text = (resources.folder("schemas") / f"{name}.json").read_text(encoding="utf-8")
-    spec = json.loads(text)
-    return TableSchema(
-        name=spec["name"],
-        version=spec["version"],
-        kind=spec["kind"],
-        description=spec["description"],
-        partition=tuple(spec["partition"]),
-        primary_key=tuple(spec["primary_key"]),
-        sort=tuple(spec["sort"]),
-        columns=tuple(Column(**column) for column in spec["columns"]),
-    )
+def _without(names: Iterable[str], gone: Container[str]) -> list[str]:
+    return [name for name in names if name not in gone]
 
 
 def _array(values: Any, kind: pa.DataType) -> pa.Array:
