@@ -7,7 +7,7 @@ is not reported again. Bytes are read in portions, tensors one at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -58,6 +58,7 @@ def check(storage: Storage, entry: Entry, listed: int | None, deep: bool) -> Fin
             return finding("file.size", f"has {size:,} bytes, the log says {entry.bytes:,}")
         if digest != entry.hash:
             return finding("file.hash", f"is damaged: its hash is {digest}, not {entry.hash}")
+        schema.table(entry.table).check_version(entry.schema_version, entry.path)
         raw = table.guarded(entry, lambda: pq.ParquetFile(storage.open(entry.path)))
         if raw.metadata.num_rows != entry.rows:
             n_rows = raw.metadata.num_rows
@@ -142,7 +143,11 @@ def repeated_keys(storage: Storage, entries: Iterable[Entry]) -> Iterator[Findin
         columns = list(schema.table(name).primary_key)
         seen, pending, n_pending = None, list[pa.Table](), 0
         for index, entry in enumerate(files):
-            keys = table.read(storage, [entry], columns)
+            try:
+                keys = table.read(storage, [entry], columns)
+            except PicoError as error:  # it could be read a moment ago
+                yield about(entry, "file.unreadable", one_line(error))
+                keys = schema.table(name).arrow.empty_table().select(columns)
             pending.append(keys.append_column("file", pa.array([index] * len(keys), pa.int32())))
             n_pending += len(keys)
             is_last = index + 1 == len(files)
@@ -240,14 +245,16 @@ def _agree(said: float | None, true: float | None, scale: float) -> bool:
 
 
 def descriptions(
-    storage: Storage, entries: Iterable[Entry], on_entry: Callable[[], None] = lambda: None
+    storage: Storage, entries: Iterable[Entry]
 ) -> dict[tuple[Any, ...], dict[str, Any]]:
     """Return the statistics rows of stored tensors from the `tensor_stats` files of one run."""
     found = {}
     keys = ("table_name", "global_step", *_STATS_KEYS)
     columns = [*keys, "content_hash", "numel", "nonfinite", *_STATS_VALUES]
     for entry in entries:
-        rows = table.read(storage, [entry], columns, pc.field("content_hash").is_valid())
+        try:
+            rows = table.read(storage, [entry], columns, pc.field("content_hash").is_valid())
+        except PicoError:
+            continue  # it was sound a moment ago: taken away and collected since
         found.update({tuple(row[key] for key in keys): row for row in rows.to_pylist()})
-        on_entry()
     return found
