@@ -24,7 +24,7 @@ import pyarrow as pa
 from pico.errors import PicoError, QueryError, one_line
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot
-from pico.lake.storage import Storage, filesystem_of
+from pico.lake.storage import Storage, StoredFile, filesystem_of
 from pico.sql import pipe, session, statements
 
 _READS = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
@@ -37,13 +37,26 @@ _SPARE = 1 << 30
 class _Served(Storage):
     """The files of a snapshot, each byte asked of the parent."""
 
-    def __init__(self, url: str, source: BinaryIO, sink: BinaryIO) -> None:
-        self.url, self.folder = url, None
+    def __init__(
+        self, url: str, sizes: Mapping[str, int], source: BinaryIO, sink: BinaryIO
+    ) -> None:
+        self.url, self.folder, self._sizes = url, None, dict(sizes)
         self._source, self._sink = source, sink
         self._lock = threading.Lock()
 
     def snapshot_filesystem(self, files: Mapping[str, int]) -> tuple[Any, str]:
         return filesystem_of(self._ask, files)
+
+    def list(self, prefix: str) -> list[StoredFile]:
+        return [
+            StoredFile(path, size, 0.0)
+            for path, size in sorted(self._sizes.items())
+            if path.startswith(f"{prefix}/")
+        ]
+
+    def open(self, path: str) -> pa.NativeFile:
+        filesystem, _ = self.snapshot_filesystem(self._sizes)
+        return pa.PythonFile(filesystem.open(path, "rb"), mode="r")
 
     def _ask(self, path: str, start: int, stop: int) -> bytes:
         request = json.dumps({"path": path, "start": start, "stop": stop}).encode()
@@ -118,7 +131,8 @@ def _answer(task: Mapping[str, Any], source: BinaryIO, sink: BinaryIO) -> Iterat
     """Yield the rows of the answer as Arrow streams."""
     _limit(task)
     entries = [Entry(**entry) for entry in task["entries"]]
-    snapshot = Snapshot(_Served(task["url"], source, sink), entries)
+    sizes = {entry.path: entry.bytes for entry in entries}
+    snapshot = Snapshot(_Served(task["url"], sizes, source, sink), entries)
     connection = session.connect(
         snapshot, threads=task["threads"], memory_limit=task["memory_limit"]
     )

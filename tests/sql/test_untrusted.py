@@ -256,7 +256,7 @@ def locked(snapshot: Snapshot) -> Iterator[duckdb.DuckDBPyConnection]:
         asked = json.dumps({"path": path, "start": start, "stop": stop})
         return files.read(asked.encode())[1]
 
-    served = confined._Served(snapshot.storage.url, io.BytesIO(), io.BytesIO())
+    served = confined._Served(snapshot.storage.url, {}, io.BytesIO(), io.BytesIO())
     served._ask = read
     connection = session.connect(Snapshot(served, snapshot.all_files()))
     entries = [{"path": entry.path} for entry in snapshot.all_files()]
@@ -416,6 +416,18 @@ def test_a_symbolic_link_inside_the_lake_is_not_followed(tmp_path: Path) -> None
         with pytest.raises(Exception, match="symbolic link"):
             read()
     figures.note("attacks", kind="symbolic links", tried=5, survived=5)
+
+
+def test_a_damaged_file_spoils_only_its_table(tmp_path: Path) -> None:
+    storage = lake.write_lake(Storage(str(tmp_path / "lake")))
+    snapshot = Snapshot.take(storage)
+    files = snapshot.files("scalars")
+    (tmp_path / "lake" / files[0].path).write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    (tmp_path / "lake" / snapshot.files("batches")[0].path).unlink()
+    assert ".parquet" in refusal(snapshot, "SELECT * FROM scalars")
+    assert ".parquet" in refusal(snapshot, "SELECT * FROM batches")
+    found = untrusted.run(snapshot, "SELECT count(*) AS n FROM weights")
+    assert found.to_pydict() == {"n": [24]}
 
 
 def test_what_may_be_asked_tells_nothing_of_this_machine(
