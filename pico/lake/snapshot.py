@@ -223,6 +223,6 @@ def _path_values(paths: pa.ChunkedArray, key: str) -> pa.ChunkedArray:
         if value and pc.all(pc.match_substring(chunk, f"/{key}={value}/")).as_py():
             found.append(pa.repeat(value, len(chunk)))
         else:
-            matched = pc.extract_regex(chunk, rf"^.*/{key}=(?P<value>[^/]*)/")
+            matched = pc.extract_regex(chunk, rf"/{key}=(?P<value>[^/]*)/")
             found.append(pc.struct_field(matched, "value"))
     return pa.chunked_array(found, pa.string())
