@@ -36,7 +36,7 @@ _NAMED = (
 """What DuckDB says of a damaged file that it names."""
 _NAMELESS = (
     "TProtocolException: ",
-    "don't know what type: ",
+    "don't know what type:",
     "invalid TType",
     "Out of buffer",
     "from Python file at offset ",
