@@ -37,7 +37,7 @@ class Stream:
             RunNameError: for a name that no stream can have.
         """
         self._kind, self._owner = _parse(name)
-        if not storage.list(log.ROOT) and _holds_something_else(storage):
+        if not storage.paths(log.ROOT) and _holds_something_else(storage):
             raise NotALakeError(
                 f"{storage.url} is not empty and holds no lake; choose another folder"
             )
@@ -125,7 +125,7 @@ class Stream:
     def _clear_debris(self) -> None:
         """Delete staged files and data files of this stream that no commit names."""
         self.storage.delete_staging(f".staging/{self.name}")
-        known = {entry.path for entry in log.LogReader(self.storage).entries()}
+        known = set(log.LogReader(self.storage).rows()["path"].to_pylist())
         tag = file_tag(self.name)
         orphans = []
         for table in schema.tables().values():
