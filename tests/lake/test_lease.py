@@ -1,14 +1,18 @@
+import datetime
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
 
+import fsspec
 import pytest
 
 from pico.errors import CorruptError, LeaseError, StorageError
 from pico.lake import lease
 from pico.lake.commit import Stream
+from tests.lake.steps import commit_step
 
 
 def alive() -> list[str]:
@@ -107,9 +111,43 @@ def test_a_damaged_lease_file_does_not_end_the_heartbeat(storage, monkeypatch):
         storage.delete([".leases/train.r/00000002.json"])
 
 
+def grow_old(storage, seconds: float) -> None:
+    """Let the store say that the lease was written some time ago."""
+    path, then = ".leases/train.r/00000001.json", time.time() - seconds
+    if storage.folder is not None:
+        os.utime(storage.folder / path, (then, then))
+    else:
+        file = fsspec.filesystem("memory").store[storage._full(path)]
+        file.created = file.modified = datetime.datetime.fromtimestamp(then, datetime.UTC)
+    assert storage.list(".leases")[0].modified == pytest.approx(then)
+
+
+@pytest.mark.parametrize("minutes", [-10, 10])
+def test_a_live_holder_whose_clock_is_wrong_is_not_robbed(storage, minutes):
+    with Stream(storage, "train.r") as stream:
+        alter(storage, heartbeat=time.time() + 60 * minutes)
+        with pytest.raises(LeaseError, match="train 'r' is held by"):
+            Stream(storage, "train.r")
+        commit_step(stream, 0)
+    assert not storage.list(".staging")
+
+
+@pytest.mark.parametrize("minutes", [-10, 0, 10])
+def test_a_silent_holder_is_followed_whatever_its_clock_said(storage, minutes):
+    stream = Stream(storage, "train.r")
+    alter(storage, heartbeat=time.time() + 60 * minutes, machine="elsewhere")
+    grow_old(storage, 100)
+    with pytest.raises(LeaseError, match="is held by"):
+        Stream(storage, "train.r")
+    grow_old(storage, 130)
+    with Stream(storage, "train.r") as newer:
+        assert newer.lease.epoch == 2
+    stream.close()
+
+
 def test_an_expired_heartbeat_can_be_taken_over(storage):
     stream = Stream(storage, "train.r")
-    alter(storage, heartbeat=time.time() - 500)
+    grow_old(storage, 500)
     with Stream(storage, "train.r") as newer:
         assert newer.lease.epoch == 2
         assert not newer.lease.clean
