@@ -186,7 +186,7 @@ class Lake(Upkeep):
         config: str | Mapping[str, Any] | RunConfig,
         run: str,
         overrides: Iterable[str] = (),
-        resume: Literal["auto", "never"] = "auto",
+        resume: Literal["auto", "never"] | int = "auto",
         on_step: Callable[[Progress], None] = lambda progress: None,
         on_data: Callable[[str, int, int | None], None] | None = None,
     ) -> Outcome:
@@ -196,12 +196,14 @@ class Lake(Upkeep):
             config: a YAML file, a shipped name, a mapping or a resolved config.
             run: name of the run.
             overrides: `key=value` with dotted keys, such as `seeds.init=7`.
-            resume: `auto` goes on from the last checkpoint; `never` wants a new run.
+            resume: `auto` goes on from the last checkpoint; `never` wants a new run; a number goes
+                back to the checkpoint at that step and withdraws what came after.
             on_step: called after each step.
             on_data: called while the data set is made.
 
         Raises:
             ConfigError: with every problem of the config.
+            RecordError: if there is no checkpoint at the step asked for; it lists them.
             MissingExtraError: without the extra `train`.
         """
         resolved = config if isinstance(config, RunConfig) else configs.load(config, overrides)

@@ -49,13 +49,13 @@ def after(stream: Stream, run: str, step: int) -> int:
     return _reached(later, step) - step
 
 
-def is_anything_after(storage: Storage, run: str, step: int) -> bool:
-    """Say whether training wrote anything after a run's checkpoint at `step`.
+def n_steps_after(storage: Storage, run: str, step: int) -> int:
+    """Return how many steps going back to the checkpoint at `step` would take back.
 
     Raises:
         RecordError: if there is no checkpoint at `step`; it lists those that there are.
     """
-    return bool(_Files.of(storage, run).after(step))
+    return _reached(_Files.of(storage, run).after(step), step) - step
 
 
 @dataclass(frozen=True)
