@@ -32,6 +32,8 @@ _BATCH_ROWS = 1 << 14
 _LONGEST = 1 << 31
 _SPARE = 1 << 30
 """Address space beyond what DuckDB may use: Python, Arrow, the tensor functions."""
+_TALKING = threading.Lock()
+"""Held while a message is sent, and until a question is answered: DuckDB's threads ask at will."""
 
 
 class _Served(Storage):
@@ -42,7 +44,6 @@ class _Served(Storage):
     ) -> None:
         self.url, self.folder, self._sizes = url, None, dict(sizes)
         self._source, self._sink = source, sink
-        self._lock = threading.Lock()
 
     def snapshot_filesystem(self, files: Mapping[str, int]) -> tuple[Any, str]:
         return filesystem_of(self._ask, files)
@@ -54,13 +55,13 @@ class _Served(Storage):
             if path.startswith(f"{prefix}/")
         ]
 
-    def open(self, path: str) -> pa.NativeFile:
+    def open(self, path: str, size: int | None = None) -> pa.NativeFile:
         filesystem, _ = self.snapshot_filesystem(self._sizes)
         return pa.PythonFile(filesystem.open(path, "rb"), mode="r")
 
     def _ask(self, path: str, start: int, stop: int) -> bytes:
         request = json.dumps({"path": path, "start": start, "stop": stop}).encode()
-        with self._lock:
+        with _TALKING:
             pipe.send(self._sink, pipe.READ, request)
             answer = pipe.receive(self._source, _LONGEST)
         if answer is None:
@@ -78,18 +79,23 @@ def main() -> None:
         message = pipe.receive(source, _LONGEST)
         assert message is not None and message[0] == pipe.TASK
         for rows in _answer(json.loads(message[1]), source, sink):
-            pipe.send(sink, pipe.ROWS, rows)
-        pipe.send(sink, pipe.DONE)
+            _tell(sink, pipe.ROWS, rows)
+        _tell(sink, pipe.DONE)
     except PicoError as error:
-        pipe.send(sink, pipe.FAILURE, str(error).encode(errors="replace"))
+        _tell(sink, pipe.FAILURE, str(error).encode(errors="replace"))
     except (MemoryError, pa.ArrowMemoryError):
-        pipe.send(sink, pipe.FAILURE, b"out of memory; narrow the query or raise the memory limit")
+        _tell(sink, pipe.FAILURE, b"out of memory; narrow the query or raise the memory limit")
     except KeyboardInterrupt:
-        pipe.send(sink, pipe.FAILURE, b"interrupted")
+        _tell(sink, pipe.FAILURE, b"interrupted")
     except Exception as error:
         text = f"{type(error).__name__}: {one_line(error)}"
-        pipe.send(sink, pipe.FAILURE, text.encode(errors="replace"))
+        _tell(sink, pipe.FAILURE, text.encode(errors="replace"))
     os._exit(0)  # whatever native threads still do
+
+
+def _tell(sink: BinaryIO, kind: str, payload: bytes = b"") -> None:
+    with _TALKING:
+        pipe.send(sink, kind, payload)
 
 
 def check(connection: duckdb.DuckDBPyConnection, statement: str) -> None:
@@ -98,6 +104,8 @@ def check(connection: duckdb.DuckDBPyConnection, statement: str) -> None:
     Raises:
         QueryError: saying what it is instead.
     """
+    if "\0" in statement:
+        raise QueryError("an untrusted query holds no NUL")  # parsers may differ on what follows
     with statements.guarded():
         found = connection.extract_statements(statement)
     if len(found) != 1:
@@ -141,7 +149,7 @@ def _answer(task: Mapping[str, Any], source: BinaryIO, sink: BinaryIO) -> Iterat
     timer = threading.Timer(task["seconds"], connection.interrupt)
     timer.daemon = True
     timer.start()
-    pipe.send(sink, pipe.READY)
+    _tell(sink, pipe.READY)
     try:
         relation = statements.query(connection, task["statement"])
         with statements.guarded():

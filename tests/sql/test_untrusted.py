@@ -117,6 +117,23 @@ def test_tensor_functions_and_views_are_those_of_a_trusted_session(
     assert listed == sorted(entry.path for entry in snapshot.all_files())
 
 
+def test_questions_and_rows_do_not_get_mixed_up(tmp_path: Path) -> None:
+    """DuckDB's threads ask for bytes while rows are on their way to the parent."""
+    storage = Storage(str(tmp_path / "lake"))
+    with Stream(storage, "train.r") as stream:
+        for step in range(60):
+            transaction = stream.begin()
+            value = np.full((300, 300), step, np.float32)
+            rows = [TensorRow({"name": f"w{i}"}, Tensor.of(value + i / 8)) for i in range(3)]
+            write_tensors(transaction, "weights", {"run": "r", "step": step}, rows)
+            transaction.commit()
+    sql = "SELECT step, name, unnest(value[:2000]) AS v FROM weights"
+    found = untrusted.run(Snapshot.take(storage), sql)
+    assert found.num_rows == 60 * 3 * 2000
+    wanted = sum(step + i / 8 for step in range(60) for i in range(3)) * 2000
+    assert sum(found["v"].to_pylist()) == wanted
+
+
 def test_no_rows_keep_their_columns(snapshot: Snapshot) -> None:
     found = untrusted.run(snapshot, "SELECT run, step FROM weights WHERE false")
     assert (found.num_rows, found.column_names) == (0, ["run", "step"])
@@ -174,6 +191,7 @@ NO_SELECT = [
     ";",
     "-- nothing",
     "SELEC 1",
+    "SELECT 1 \x00; COPY (SELECT 1) TO 'OUT/new.csv'",
 ]
 WRITES_IN_A_SELECT = [
     "WITH a AS (COPY (SELECT 1) TO 'FILE' (USE_TMP_FILE false)) SELECT 1",
@@ -474,6 +492,11 @@ def command(
 def test_the_command_answers(command: Callable[..., tuple[int, str, str]]) -> None:
     code, out, err = command("SELECT count(*) AS n FROM weights", "--format", "csv")
     assert (code, out, err) == (0, "n\n24\n", "")
+
+
+def test_limits_are_for_untrusted_sql(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run_command(["sql", "FROM runs", "--lake", str(place / "lake"), "--time-limit", "5"])
+    assert (code, capsys.readouterr().err) == (2, "error: --time-limit is for --untrusted SQL\n")
 
 
 @pytest.mark.parametrize(
