@@ -171,6 +171,7 @@ def by_stream(paths: Iterable[str]) -> dict[str, list[str]]:
 def _folders(paths: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield the streams' names, sorted, each with its sorted files, among which may be others."""
     ordered = sorted(paths)
+    ordered = ordered[bisect_left(ordered, f"{ROOT}/") : bisect_left(ordered, f"{ROOT}0")]
     first = 0
     while first < len(ordered):
         _, _, rest = ordered[first].partition("/")
