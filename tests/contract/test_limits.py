@@ -166,10 +166,10 @@ def test_more_than_2_to_the_31_elements_in_one_answer(tmp_path: Path) -> None:
         pytest.skip(f"an answer of 2^31 elements needs {needed / GIB + 4:.0f} GB of free memory")
     lake = write(Storage(str(tmp_path / "lake")), {"w": np.ones(2, np.float32)})
     connection = session.connect(Snapshot.take(lake), threads=1)
-    big = f"list_resize([]::UTINYINT[], {n_each}, 7::UTINYINT)"
-    found = statements.fetch(
-        statements.query(connection, f"SELECT {big} AS big FROM range({n_rows})")
-    )
+    one = pa.LargeListArray.from_arrays([0, n_each], np.full(n_each, 7, np.uint8))
+    connection.register("one", pa.table({"big": one}))
+    sql = f"SELECT one.big FROM one, range({n_rows})"
+    found = statements.fetch(statements.query(connection, sql))
     assert sum(len(chunk.values) for chunk in found["big"].chunks) > 2**31
     assert pa.types.is_large_list(found.schema.field("big").type)
 
