@@ -80,7 +80,7 @@ def _run(root: Path, tests: list[str]) -> tuple[int, str]:
     """Run tests of a copy; exit code 1 is pytest's for tests that fail, 2 and above for less."""
     env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     env["PYTHONDONTWRITEBYTECODE"] = "1"
-    options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider"]
+    options = ["-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", "--show-capture=no"]
     command = [sys.executable, "-m", "pytest", *options, *tests]
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
     return done.returncode, done.stdout[-3000:] + done.stderr[-1000:]
