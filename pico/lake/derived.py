@@ -10,7 +10,7 @@ A file that loses all its rows goes; one that loses some is written anew without
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,8 +19,9 @@ from pico import schema
 from pico.lake.commit import Transaction
 from pico.lake.datafile import PartitionFiles
 from pico.lake.entries import replacement
-from pico.lake.log import Entry
+from pico.lake.log import Entry, LogReader
 from pico.lake.snapshot import partition
+from pico.lake.storage import Storage
 from pico.lake.table import OpenFile, open_file
 
 _BATCH_CAUSED = ("gradients", "batches", "scalars", "param_groups")
@@ -63,6 +64,24 @@ def can_be_outdated(entry: Entry, step: int) -> bool:
     return "ref_step" in columns or entry.max_step is None or entry.max_step >= step
 
 
+def origins(reader: LogReader, run: str, files: Iterable[Entry]) -> dict[str, tuple[str, str]]:
+    """Return by path the stream and transaction that first committed what files of a run hold."""
+    added = {
+        entry.path: (name, entry.txn)
+        for name in reader.streams()
+        if name == f"train.{run}" or name.startswith(f"derive.{run}.")
+        for entry in reader.stream(name)
+        if entry.action == "add"
+    }
+    return {e.path: e.stands_for or added.get(e.path, ("", e.txn)) for e in files}
+
+
+def n_rows(storage: Storage, entry: Entry, columns: Sequence[str], rule: Rule) -> int:
+    """Return for how many rows of a file `rule` holds; it needs the given columns."""
+    file = open_file(storage, entry)
+    return sum(pc.sum(gone).as_py() or 0 for gone in _judged(file, columns, rule))
+
+
 def take_away(
     transaction: Transaction,
     entry: Entry,
@@ -89,7 +108,7 @@ def take_away(
         CorruptError: if the file is damaged.
     """
     file = open_file(transaction.stream.storage, entry)
-    n_gone = sum(pc.sum(gone).as_py() or 0 for gone in _judged(file, columns, rule))
+    n_gone = n_rows(transaction.stream.storage, entry, columns, rule)
     if not n_gone:
         return 0
     if n_gone < entry.rows:
@@ -103,7 +122,7 @@ def take_away(
                 if kept.num_rows:
                     files.write(kept)
     transaction.take_away([entry], withdraw)
-    return int(n_gone)
+    return n_gone
 
 
 def _judged(file: OpenFile, columns: Sequence[str], rule: Rule) -> Iterator[pa.Array]:

@@ -78,14 +78,7 @@ class _Files:
         stream = f"train.{run}"
         snapshot = Snapshot(storage, reader.rows())
         live = [e for e in snapshot.all_files() if partition(e.path).get("run") == run]
-        added = {
-            entry.path: (name, entry.txn)
-            for name in reader.streams()
-            if name == stream or name.startswith(f"derive.{run}.")
-            for entry in reader.stream(name)
-            if entry.action == "add"
-        }
-        origins = {e.path: e.stands_for or added.get(e.path, ("", e.txn)) for e in live}
+        origins = derived.origins(reader, run, live)
         trained = [entry for entry in live if origins[entry.path][0] == stream]
         others = [entry for entry in live if origins[entry.path][0] != stream]
         history = [txn for txn, _ in reader.history(stream)]
