@@ -1,5 +1,6 @@
 """A training process dies before and after each request to an S3 store."""
 
+import os
 import random
 
 import pytest
@@ -10,6 +11,7 @@ from tests.stress import crash_requests, figures, forks
 from tests.stress.crash_points import survive
 
 pytest.importorskip("s3fs", reason="s3fs is not installed")
+STORE = "S3 (Ceph RGW)" if "PICO_TEST_S3" in os.environ else "S3 (moto)"
 CHANGES = ("PutObject", "DeleteObject", "DeleteObjects", "CompleteMultipartUpload")
 
 
@@ -28,10 +30,10 @@ def test_a_crash_before_or_after_any_request(s3_bucket, s3_env, wanted, n_cases)
     if n_cases:
         points = random.Random(8).sample(points, n_cases)
     cases = [(*point, s3_bucket, s3_env, wanted) for point in points]
-    survive("S3 (moto)", crash_requests.one_crash, cases)
+    survive(STORE, crash_requests.one_crash, cases)
 
 
 def test_of_eight_processes_exactly_one_gets_each_number_on_s3(s3_bucket, s3_options):  # noqa: F811
     one_gets_each_number(f"s3://{s3_bucket}/lake", s3_options, 15)
-    kind = "8 processes for one commit number, S3 (moto)"
+    kind = f"8 processes for one commit number, {STORE}"
     figures.note("races", kind=kind, tried=15, survived=15)
