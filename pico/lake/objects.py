@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pico.errors import one_line
@@ -177,13 +178,13 @@ def hider(options: Mapping[str, Any]) -> Callable[[str], str]:
         elif isinstance(item, list | tuple):
             todo.extend(item)
     secrets = sorted((text for text in found if len(text) > 3), key=len, reverse=True)
+    return partial(_hide, secrets)  # unlike a closure, it can go to another process
 
-    def hide(message: str) -> str:
-        for secret in secrets:
-            message = message.replace(secret, "***")
-        return message
 
-    return hide
+def _hide(secrets: Sequence[str], message: str) -> str:
+    for secret in secrets:
+        message = message.replace(secret, "***")
+    return message
 
 
 def _answer(error: BaseException) -> tuple[str, int | None]:
