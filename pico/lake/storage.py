@@ -199,7 +199,7 @@ class Storage:
             shutil.rmtree(self.folder / staging, ignore_errors=True)
 
     def unfinished_uploads(self, prefix: str = "") -> builtins.list[Upload]:
-        """Return multipart uploads to files below a folder that were neither finished nor aborted.
+        """Return multipart uploads below a folder that were neither finished nor aborted.
 
         They take space and show in no listing; only S3 has them. A writer that lives may be at
         work on one.
@@ -208,7 +208,8 @@ class Storage:
             StorageError: if the store refuses.
         """
         with self._doing(f"list unfinished uploads to {prefix or 'files'} of"):
-            return builtins.list(objects.uploads(self._fs, self._root, prefix))
+            found = objects.uploads(self._fs, self._root, prefix)
+            return sorted(found, key=lambda upload: upload.path)
 
     def abort_uploads(self, uploads: Iterable[Upload]) -> None:
         """Abort unfinished uploads; those that are gone already are no error."""
