@@ -122,9 +122,11 @@ def grow_old(storage, seconds: float) -> None:
     path, then = ".leases/train.r/00000001.json", time.time() - seconds
     if storage.folder is not None:
         os.utime(storage.folder / path, (then, then))
-    else:
+    elif storage.url.startswith("memory:"):
         file = fsspec.filesystem("memory").store[storage._full(path)]
         file.created = file.modified = datetime.datetime.fromtimestamp(then, datetime.UTC)
+    else:
+        pytest.skip("nothing makes an object of this store older than it is")
     assert storage.list(".leases")[0].modified == pytest.approx(then)
 
 
