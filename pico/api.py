@@ -62,23 +62,37 @@ class Lake(Upkeep):
         return Snapshot.take(self.storage)
 
     def connect(
-        self, runs: str | Collection[str] | None = None, steps: int | Collection[int] | None = None
+        self,
+        runs: str | Collection[str] | None = None,
+        steps: int | Collection[int] | None = None,
+        verify: bool = False,
     ) -> duckdb.DuckDBPyConnection:
         """Return a DuckDB connection with a view per table and the tensor functions.
 
         Args:
             runs: narrow the views to files of these runs.
             steps: narrow the views to files that can hold these steps.
-        """
-        return session.connect(self.snapshot(), runs=_listed(runs), steps=_listed(steps))
+            verify: compare all these files with the log first; DuckDB compares no checksums.
 
-    def sql(self, statement: str) -> duckdb.DuckDBPyRelation:
+        Raises:
+            CorruptError: with `verify`, naming a damaged file.
+        """
+        return session.connect(
+            self.snapshot(), runs=_listed(runs), steps=_listed(steps), verify=verify
+        )
+
+    def sql(self, statement: str, verify: bool = False) -> duckdb.DuckDBPyRelation:
         """Run SQL; the answer has `.pl()`, `.df()`, `.fetchall()`, `.show()`.
+
+        Args:
+            statement: SQL of DuckDB.
+            verify: compare all files of the lake with the log first; see `connect`.
 
         Raises:
             QueryError: if the statement does not run.
+            CorruptError: with `verify`, naming a damaged file.
         """
-        return statements.query(self.connect(), statement)
+        return statements.query(self.connect(verify=verify), statement)
 
     def sql_untrusted(
         self, statement: str, seconds: float = 60.0, memory_limit: str = "2GB"
@@ -235,9 +249,10 @@ def connect(
     runs: str | Collection[str] | None = None,
     steps: int | Collection[int] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    verify: bool = False,
 ) -> duckdb.DuckDBPyConnection:
     """Return a DuckDB connection to a lake, with views and tensor functions; see `Lake.connect`."""
-    return _lake(lake, storage_options).connect(runs, steps)
+    return _lake(lake, storage_options).connect(runs, steps, verify)
 
 
 def load_model(

@@ -58,11 +58,16 @@ def sql(
     memory_limit: Annotated[
         str | None, typer.Option("--memory-limit", help="Memory for it; by default 2GB.")
     ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare all files with the log before answering.")
+    ] = False,
 ) -> None:
     """Ask a lake in SQL (DuckDB), with a view per table and tensor functions."""
     if statement == "-" and sys.stdin is None:
         raise QueryError("standard input is closed; there is no SQL to read")
     text = sys.stdin.read() if statement == "-" else statement
+    if untrusted and verify:
+        raise QueryError("--verify is not for --untrusted SQL; see pico verify --deep")
     if untrusted:
         from pico.sql import output
 
@@ -73,7 +78,7 @@ def sql(
         option = "--time-limit" if time_limit is not None else "--memory-limit"
         raise QueryError(f"{option} is for --untrusted SQL")
     else:
-        write_relation(open_lake(lake).sql(text), format, out)
+        write_relation(open_lake(lake).sql(text, verify), format, out)
 
 
 @app.command(

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from pico import schema
 from pico.errors import CorruptError, PicoError, QueryError, SchemaError, StorageError
+from pico.lake import intact
 from pico.lake import table as lake_table
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot, partition
@@ -53,6 +54,7 @@ def connect(
     steps: Collection[int] | None = None,
     threads: int | None = None,
     memory_limit: str | None = None,
+    verify: bool = False,
 ) -> duckdb.DuckDBPyConnection:
     """Return a DuckDB connection with the tables of a snapshot as views and all functions.
 
@@ -62,13 +64,19 @@ def connect(
         steps: show only rows of these steps, in tables that have steps; by default all.
         threads: DuckDB's threads; by default one per core.
         memory_limit: DuckDB's memory limit (`'4GB'`); by default its own, 80 % of the machine.
+        verify: read all files that the views can show and compare them with the log first, for
+            DuckDB compares no checksums and would answer from damaged bytes.
 
     Raises:
+        CorruptError: with `verify`, for a file that is missing or holds other bytes.
         RunNameError: for a run that the lake does not have.
         QueryError: for a memory limit or a number of threads that DuckDB refuses.
     """
     for run in runs or ():
         snapshot.check_run(run)
+    if verify:
+        tables = schema.tables()
+        intact.check(snapshot.storage, (e for t in tables for e in snapshot.files(t, runs, steps)))
     connection = duckdb.connect()
     settings = dict(_SETTINGS)
     if threads is not None:

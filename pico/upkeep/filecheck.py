@@ -14,18 +14,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import xxhash
 
 from pico import schema
 from pico.errors import CorruptError, PicoError, SchemaError, one_line
-from pico.lake import table
+from pico.lake import intact, table
 from pico.lake.log import Entry
 from pico.lake.snapshot import partition
 from pico.lake.storage import Storage
 from pico.record.stats import summarize
 from pico.upkeep.report import Finding
 
-_PORTION = 1 << 22
 _KEYS = 1 << 18
 """Keys that are gathered before they are compared."""
 _STATS_KEYS = ("name", "expert", "stage", "state", "site", "probe")
@@ -53,7 +51,7 @@ def check(storage: Storage, entry: Entry, listed: int | None, deep: bool) -> Fin
     try:
         if listed is not None and listed != entry.bytes:
             return finding("file.size", f"has {listed:,} bytes, the log says {entry.bytes:,}")
-        size, digest = table.guarded(entry, lambda: _digest(storage, entry.path))
+        size, digest = table.guarded(entry, lambda: intact.digest(storage, entry.path))
         if size != entry.bytes:
             return finding("file.size", f"has {size:,} bytes, the log says {entry.bytes:,}")
         if digest != entry.hash:
@@ -82,16 +80,6 @@ def about(entry: Entry, kind: str, message: str) -> Finding:
     keys = partition(entry.path)
     step = int(keys["step"]) if keys.get("step", "").isdigit() else None
     return Finding(kind, message, entry.path, keys.get("run"), step)
-
-
-def _digest(storage: Storage, path: str) -> tuple[int, str]:
-    """Return size and xxh3-128 of a file, read in portions."""
-    digest, size = xxhash.xxh3_128(), 0
-    with storage.open(path) as file:
-        while portion := file.read(_PORTION):
-            digest.update(portion)
-            size += len(portion)
-    return size, digest.hexdigest()
 
 
 def _exists(storage: Storage, path: str) -> bool:
