@@ -30,6 +30,7 @@ def test_facts_are_told_once():
 def test_listings_are_not_cached(s3_url):  # noqa: F811
     """A cached listing would hide the commits of other writers for ever."""
     reader, writer = Storage(s3_url), Storage(s3_url)
+    assert reader._fs.dircache.use_listings_cache is False
     for number in range(3):
         writer.put(f"_log/train.r/{number:012d}.parquet", b"x")
         writer._fs.invalidate_cache = lambda *_: None  # as a writer in another process

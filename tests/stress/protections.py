@@ -200,7 +200,7 @@ PROTECTIONS = (
         "pico/sql/session.py",
         '"parquet_can_have_nan": "true"',
         '"parquet_can_have_nan": "false"',
-        "tests/contract/test_nan.py::test_the_sessions_own_setting_is_what_finds_them",
+        "tests/sql/test_session.py::test_settings",
     ),
     Protection(
         "paths in the log cannot leave the lake",
