@@ -15,7 +15,7 @@ READY := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile \
 	--numprocesses $(or $(JOBS),auto) --maxprocesses 8
 
-.PHONY: help demo test test-slow test-random check format bench schemas wheel-test clean
+.PHONY: help demo test test-slow test-random check format bench reliability schemas wheel-test clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -45,6 +45,9 @@ format: $(READY) ## format the code and apply ruff's safe fixes
 
 bench: $(READY) ## run the benchmarks and rewrite tests/benchmarks/RESULTS.md
 	$(BIN)/python -m tests.benchmarks.run_all $(ARGS)
+
+reliability: $(READY) ## count crashes, kills, races, faults and attacks survived; rewrite tests/reliability.md
+	$(BIN)/python -m tests.stress.report $(ARGS)
 
 schemas: $(READY) ## write schemas/README.md from schemas/*.json
 	$(BIN)/python -c 'from pico import schema; print(schema.markdown(), end="")' > schemas/README.md

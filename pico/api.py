@@ -62,23 +62,37 @@ class Lake(Upkeep):
         return Snapshot.take(self.storage)
 
     def connect(
-        self, runs: str | Collection[str] | None = None, steps: int | Collection[int] | None = None
+        self,
+        runs: str | Collection[str] | None = None,
+        steps: int | Collection[int] | None = None,
+        verify: bool = False,
     ) -> duckdb.DuckDBPyConnection:
         """Return a DuckDB connection with a view per table and the tensor functions.
 
         Args:
             runs: narrow the views to files of these runs.
             steps: narrow the views to files that can hold these steps.
-        """
-        return session.connect(self.snapshot(), runs=_listed(runs), steps=_listed(steps))
+            verify: compare all these files with the log first; DuckDB compares no checksums.
 
-    def sql(self, statement: str) -> duckdb.DuckDBPyRelation:
+        Raises:
+            CorruptError: with `verify`, naming a damaged file.
+        """
+        return session.connect(
+            self.snapshot(), runs=_listed(runs), steps=_listed(steps), verify=verify
+        )
+
+    def sql(self, statement: str, verify: bool = False) -> duckdb.DuckDBPyRelation:
         """Run SQL; the answer has `.pl()`, `.df()`, `.fetchall()`, `.show()`.
+
+        Args:
+            statement: SQL of DuckDB.
+            verify: compare all files of the lake with the log first; see `connect`.
 
         Raises:
             QueryError: if the statement does not run.
+            CorruptError: with `verify`, naming a damaged file.
         """
-        return statements.query(self.connect(), statement)
+        return statements.query(self.connect(verify=verify), statement)
 
     def sql_untrusted(
         self, statement: str, seconds: float = 60.0, memory_limit: str = "2GB"
@@ -186,7 +200,7 @@ class Lake(Upkeep):
         config: str | Mapping[str, Any] | RunConfig,
         run: str,
         overrides: Iterable[str] = (),
-        resume: Literal["auto", "never"] = "auto",
+        resume: Literal["auto", "never"] | int = "auto",
         on_step: Callable[[Progress], None] = lambda progress: None,
         on_data: Callable[[str, int, int | None], None] | None = None,
     ) -> Outcome:
@@ -196,12 +210,14 @@ class Lake(Upkeep):
             config: a YAML file, a shipped name, a mapping or a resolved config.
             run: name of the run.
             overrides: `key=value` with dotted keys, such as `seeds.init=7`.
-            resume: `auto` goes on from the last checkpoint; `never` wants a new run.
+            resume: `auto` goes on from the last checkpoint; `never` wants a new run; a number goes
+                back to the checkpoint at that step and withdraws what came after.
             on_step: called after each step.
             on_data: called while the data set is made.
 
         Raises:
             ConfigError: with every problem of the config.
+            RecordError: if there is no checkpoint at the step asked for; it lists them.
             MissingExtraError: without the extra `train`.
         """
         resolved = config if isinstance(config, RunConfig) else configs.load(config, overrides)
@@ -233,9 +249,10 @@ def connect(
     runs: str | Collection[str] | None = None,
     steps: int | Collection[int] | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    verify: bool = False,
 ) -> duckdb.DuckDBPyConnection:
     """Return a DuckDB connection to a lake, with views and tensor functions; see `Lake.connect`."""
-    return _lake(lake, storage_options).connect(runs, steps)
+    return _lake(lake, storage_options).connect(runs, steps, verify)
 
 
 def load_model(

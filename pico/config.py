@@ -67,11 +67,14 @@ class DataConfig:
     """Share of the documents that training never sees."""
     max_bytes: int | None = None
     """Stop reading the source after this many bytes of text; by default all of it."""
+    workers: int = 0
+    """Processes that prepare batches ahead; 0: the training process reads them itself."""
 
     def __post_init__(self) -> None:
         """Refuse sizes and shares out of range."""
         _within(self, "data", seq_len=(1, 2**30), max_bytes=(1, math.inf))
         _within(self, "data", vocab_size=(257, 2**31 - 1), heldout_fraction=(0.0, 0.99))
+        _within(self, "data", workers=(0, 1024))
 
 
 @dataclass(frozen=True)

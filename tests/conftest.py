@@ -5,6 +5,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.servers.s3 import s3_bucket, s3_client, s3_env, s3_options, s3_server, s3_url
+
+__all__ = ["s3_bucket", "s3_client", "s3_env", "s3_options", "s3_server", "s3_url"]
+
 # A time limit per example fails on a busy machine, and says nothing about the code.
 settings.register_profile("pico", deadline=None)
 settings.load_profile("pico")

@@ -94,6 +94,7 @@ def test_examples_name_existing_options(name: str) -> None:
 
 def test_every_command_is_a_method() -> None:
     twins = {"query": "query", "metrics compute": "compute_metrics", "metrics list": None}
+    twins["rm"] = "remove"
     twins["demo"] = None  # trains and shows; `Lake.train` and `Lake.sql` are what it calls
     for name in NAMES:
         method = twins.get(name, name)

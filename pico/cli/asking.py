@@ -53,22 +53,32 @@ def sql(
         bool, typer.Option("--untrusted", help="Somebody else's SQL: it can only read the lake.")
     ] = False,
     time_limit: Annotated[
-        float, typer.Option("--time-limit", help="Seconds for untrusted SQL.")
-    ] = 60.0,
+        float | None, typer.Option("--time-limit", help="Seconds for untrusted SQL; by default 60.")
+    ] = None,
     memory_limit: Annotated[
-        str, typer.Option("--memory-limit", help="Memory for untrusted SQL.")
-    ] = "2GB",
+        str | None, typer.Option("--memory-limit", help="Memory for it; by default 2GB.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare all files with the log before answering.")
+    ] = False,
 ) -> None:
     """Ask a lake in SQL (DuckDB), with a view per table and tensor functions."""
     if statement == "-" and sys.stdin is None:
         raise QueryError("standard input is closed; there is no SQL to read")
     text = sys.stdin.read() if statement == "-" else statement
+    if untrusted and verify:
+        raise QueryError("--verify is not for --untrusted SQL; see pico verify --deep")
     if untrusted:
         from pico.sql import output
 
-        output.write(open_lake(lake).sql_untrusted(text, time_limit, memory_limit), format, out)
+        seconds = 60.0 if time_limit is None else time_limit
+        rows = open_lake(lake).sql_untrusted(text, seconds, memory_limit or "2GB")
+        output.write(rows, format, out)
+    elif time_limit is not None or memory_limit is not None:
+        option = "--time-limit" if time_limit is not None else "--memory-limit"
+        raise QueryError(f"{option} is for --untrusted SQL")
     else:
-        write_relation(open_lake(lake).sql(text), format, out)
+        write_relation(open_lake(lake).sql(text, verify), format, out)
 
 
 @app.command(

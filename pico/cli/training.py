@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer.exceptions import Exit
 
 from pico.cli.app import LakeOption, app, note
+from pico.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pico.train.trainer import Outcome
 
 
 @app.command(
@@ -41,8 +45,13 @@ def train(
     lake: LakeOption,
     run: Annotated[str, typer.Option("--run", help="Name of the run.")],
     resume: Annotated[
-        Literal["auto", "never"],
-        typer.Option("--resume", help="auto: go on from the last checkpoint; never: a new run."),
+        str,
+        typer.Option(
+            "--resume",
+            metavar="auto|never|STEP",
+            help="auto: go on from the last checkpoint; never: a new run; STEP: go back to that "
+            "checkpoint and withdraw what came after, metrics of it included.",
+        ),
     ] = "auto",
 ) -> None:
     """Train a run into a lake; Ctrl-C finishes the step, commits, and exits with code 130."""
@@ -50,13 +59,13 @@ def train(
     from pico import config as configs
     from pico.progress import TrainingBar
 
-    resolved = configs.load(config, overrides or [])
+    resolved, wanted = configs.load(config, overrides or []), _resume(resume)
     with TrainingBar(run, resolved.max_steps) as bar:
-        outcome = Lake(lake).train(resolved, run, (), resume, bar.on_step, bar.on_data)
+        outcome = Lake(lake).train(resolved, run, (), wanted, bar.on_step, bar.on_data)
     if outcome.resumed_from == outcome.steps:
         note(f"run {run} already stands at step {outcome.steps}; nothing to do")
         return
-    began = "" if outcome.resumed_from is None else f" (resumed from {outcome.resumed_from})"
+    began = "" if outcome.resumed_from is None else f" (resumed from {_beginning(outcome)})"
     ended = "stopped" if outcome.interrupted else "finished"
     for remark in outcome.remarks:
         note(f"note: {remark}")
@@ -66,3 +75,22 @@ def train(
     )
     if outcome.interrupted:
         raise Exit(130)
+
+
+def _resume(text: str) -> Literal["auto", "never"] | int:
+    """Return what `--resume` asks for."""
+    if text == "auto":
+        return "auto"
+    if text == "never":
+        return "never"
+    if text.isascii() and text.isdigit():
+        return int(text)
+    raise ConfigError(f"--resume takes auto, never or the step of a checkpoint, not {text!r}")
+
+
+def _beginning(outcome: Outcome) -> str:
+    """Say where a run went on, and what that took back."""
+    n = outcome.withdrawn
+    if not n:
+        return f"{outcome.resumed_from}; nothing after it"
+    return f"{outcome.resumed_from}; {n} {'step' if n == 1 else 'steps'} after it withdrawn"

@@ -1,4 +1,4 @@
-"""Commands that keep a lake healthy: `pico verify`, `gc`, `compact`, `migrate`."""
+"""Commands that keep a lake healthy: `pico verify`, `gc`, `compact`, `migrate`, `rm`, `copy`."""
 
 from __future__ import annotations
 
@@ -100,6 +100,48 @@ def migrate(lake: LakeOption, run: RunOption = None, dry_run: DryRunOption = Fal
 
     with counting_bar("files") as on_progress:
         done = open_lake(lake).migrate(run, dry_run, on_progress)
+    note(str(done))
+
+
+@app.command(
+    epilog="Examples:  pico rm first --dry-run --lake my-lake  |  pico rm first --lake my-lake"
+)
+def rm(
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    lake: LakeOption,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Remove a run from the lake; pico gc deletes its files once they are old enough."""
+    from pico.progress import counting_bar
+
+    with counting_bar("files") as on_progress:
+        done = open_lake(lake).remove(run, dry_run, on_progress)
+    note(str(done))
+
+
+@app.command(
+    epilog="Examples:  pico copy s3://bucket/lake --lake my-lake  |  "
+    "pico copy other-lake --run first --as first-again --lake my-lake",
+)
+def copy(
+    to: Annotated[str, typer.Argument(help="Folder or URL of the lake to copy into.")],
+    lake: LakeOption,
+    run: Annotated[
+        list[str] | None, typer.Option("--run", help="A run; by default all, which merges lakes.")
+    ] = None,
+    as_name: Annotated[
+        str | None, typer.Option("--as", metavar="NAME", help="Another name for the one run.")
+    ] = None,
+    datasets: Annotated[
+        bool, typer.Option("--datasets/--no-datasets", help="Whether data sets come along.")
+    ] = True,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Copy runs, with the data that they use, into another lake."""
+    from pico.progress import counting_bar
+
+    with counting_bar("bytes") as on_progress:
+        done = open_lake(lake).copy(to, run or None, as_name, datasets, dry_run, on_progress)
     note(str(done))
 
 

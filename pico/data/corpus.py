@@ -8,7 +8,6 @@ the same settings, is used again. The held-out documents become a data set of th
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +21,8 @@ from pico import schema
 from pico.config import DataConfig
 from pico.data import heldout, pack, sources, tokenize
 from pico.data.tokenize import Tokenizer
-from pico.errors import DataError, LeaseError
+from pico.errors import DataError
+from pico.lake import waiting
 from pico.lake.commit import Stream, Transaction
 from pico.lake.names import check_name
 from pico.lake.snapshot import Snapshot
@@ -67,21 +67,19 @@ def prepare(storage: Storage, config: DataConfig, notify: Notify | None = None) 
     is_given = config.name is not None
     name = config.name if config.name is not None else sources.default_name(config.source)
     base = check_name(name, "data set")
-    deadline = time.monotonic() + _PATIENCE
-    while True:
+
+    def find_or_make() -> Corpus | None:
         name, stored = _find(storage, base, settings, is_given)
         if stored is not None:
             return stored
-        try:
-            with Stream(storage, f"data.{name}") as stream:
-                name_now, stored = _find(storage, base, settings, is_given)
-                if stored is None and name_now == name:
-                    made = _make(stream, name, config, settings, threshold, notify)
-                    return replace(made, remarks=remarks)
-        except LeaseError:  # another process makes the same data set; wait for it
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.5)
+        with Stream(storage, f"data.{name}") as stream:
+            name_now, stored = _find(storage, base, settings, is_given)
+            if stored is not None or name_now != name:
+                return stored
+            made = _make(stream, name, config, settings, threshold, notify)
+            return replace(made, remarks=remarks)
+
+    return waiting.wait_for(find_or_make, _PATIENCE, pause=0.5)
 
 
 def tokenizer_of(snapshot: Snapshot, dataset: str) -> Tokenizer:

@@ -6,6 +6,7 @@ run, another micro-batch or another model sees the same rows at the same step.
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -49,6 +50,12 @@ class SequenceReader:
         self._bounds = np.array(bounds)
         self._cache: OrderedDict[int, npt.NDArray[np.int32]] = OrderedDict()
         self._cached_bytes, self._cache_bytes = 0, cache_bytes
+
+    def with_cache(self, cache_bytes: int) -> SequenceReader:
+        """Return a reader of the same rows with a cache of its own, still empty."""
+        twin = copy.copy(self)
+        twin._cache, twin._cached_bytes, twin._cache_bytes = OrderedDict(), 0, cache_bytes
+        return twin
 
     @property
     def n_sequences(self) -> int:
@@ -125,3 +132,8 @@ class Loader:
             self._order, self._seed, step, self._batch_size, self._reader.n_sequences
         )
         return ids, self._reader.rows(ids)
+
+    def shared_by(self, n_readers: int) -> Loader:
+        """Return a loader to be copied to that many processes; they share the cache's size."""
+        reader = self._reader.with_cache(CACHE_BYTES // n_readers)
+        return Loader(reader, self._order, self._seed, self._batch_size)

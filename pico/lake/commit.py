@@ -37,7 +37,7 @@ class Stream:
             RunNameError: for a name that no stream can have.
         """
         self._kind, self._owner = _parse(name)
-        if not storage.list(log.ROOT) and _holds_something_else(storage):
+        if not storage.paths(log.ROOT) and _holds_something_else(storage):
             raise NotALakeError(
                 f"{storage.url} is not empty and holds no lake; choose another folder"
             )
@@ -123,9 +123,9 @@ class Stream:
             return None
 
     def _clear_debris(self) -> None:
-        """Delete staged files and data files of this stream that no commit names."""
+        """Delete staged files, data files and uploads of this stream that no commit names."""
         self.storage.delete_staging(f".staging/{self.name}")
-        known = {entry.path for entry in log.LogReader(self.storage).entries()}
+        known = set(log.LogReader(self.storage).rows()["path"].to_pylist())
         tag = file_tag(self.name)
         orphans = []
         for table in schema.tables().values():
@@ -140,6 +140,12 @@ class Stream:
                 if file.path.rpartition("/")[2].startswith(tag) and file.path not in known:
                     orphans.append(file.path)
         self.storage.delete(orphans)
+        with contextlib.suppress(StorageError):  # a right of its own, and no reader sees uploads
+            self.storage.abort_uploads(
+                upload
+                for upload in self.storage.unfinished_uploads()
+                if upload.path.rpartition("/")[2].startswith(tag)
+            )
 
 
 class Transaction:

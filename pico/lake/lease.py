@@ -4,8 +4,9 @@
 
 The next holder claims the next epoch by put-if-absent, so exactly one of several claimants gets it.
 A holder that sees a higher epoch has lost the stream and stops. A lease is free when it was
-released, when its heartbeat is older than its time to live, or when its process is known to be
-dead on this very machine (same host, boot and process namespace; a bare pid means nothing).
+released, when its file is older than its time to live (both told by the store's clock: a writer
+whose own clock is wrong is not robbed), or when its process is known to be dead on this very
+machine (same host, boot and process namespace; a bare pid means nothing).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import re
 import threading
 import time
 import uuid
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -52,10 +54,12 @@ class Holder:
         return f"process {self.pid} on {printable(self.host)} (last heard from {age:.0f} s ago)"
 
     def is_free(self) -> bool:
-        """Say whether another writer may take the lease over."""
-        if self.released or time.time() - self.heartbeat > self.time_to_live:
-            return True
-        if self.id in _let_go:
+        """Say whether the holder is gone, or has been silent for too long by this clock."""
+        return self.is_gone() or time.time() - self.heartbeat > self.time_to_live
+
+    def is_gone(self) -> bool:
+        """Say whether the holder is known to write no more, whatever any clock says."""
+        if self.released or self.id in _let_go:
             return True
         return self.machine == _machine() and self.process_start != _process_start(self.pid)
 
@@ -123,7 +127,11 @@ def acquire(storage: Storage, stream: str) -> Lease:
     """
     epochs = _epochs(storage, stream)
     previous = _read(storage, stream, epochs[-1]) if epochs else None
-    if previous is not None and not previous.is_free():
+    if (
+        previous is not None
+        and not previous.is_gone()
+        and not _is_silent(storage, stream, previous)
+    ):
         what = stream.partition(".")
         raise LeaseError(
             f"{what[0]} {what[2]!r} is held by {previous.describe()}; stop it, or wait "
@@ -153,12 +161,32 @@ def holder(storage: Storage, stream: str) -> Holder | None:
     return None
 
 
+def _is_silent(storage: Storage, stream: str, previous: Holder) -> bool:
+    """Whether a stream's newest lease is older than its time to live, by the store's clock.
+
+    A file that is written now tells that clock; those of the writers may be minutes apart.
+    """
+    probe = f".staging/put/{uuid.uuid4().hex}.now"
+    storage.put(probe, b"")
+    try:
+        now = {file.path: file.modified for file in storage.list(".staging/put")}[probe]
+    finally:
+        storage.delete([probe])
+    written = {file.path: file.modified for file in storage.list(f".leases/{stream}")}
+    epochs = _epochs_of(written)
+    return bool(epochs) and now - written[_path(stream, epochs[-1])] > previous.time_to_live
+
+
 def _path(stream: str, epoch: int) -> str:
     return f".leases/{stream}/{epoch:08d}.json"
 
 
 def _epochs(storage: Storage, stream: str) -> list[int]:
-    names = [file.path.rpartition("/")[2] for file in storage.list(f".leases/{stream}")]
+    return _epochs_of(storage.paths(f".leases/{stream}"))
+
+
+def _epochs_of(paths: Iterable[str]) -> list[int]:
+    names = [path.rpartition("/")[2] for path in paths]
     return sorted(int(name[:8]) for name in names if _EPOCH.fullmatch(name))
 
 

@@ -16,7 +16,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 
 import pyarrow as pa
 
@@ -46,7 +46,8 @@ __all__ = [
 ROOT = "_log"
 FANOUT = 16
 _READERS = 8
-_MANY_CHUNKS = 64
+_MANY = 64
+_BATCH = 1024
 _FILE = re.compile(rf"{ROOT}/[^/]+/(?:level=[1-9]/)?[0-9]{{12}}\.parquet")
 _NUMBER = slice(-len("000000000000.parquet"), -len(".parquet"))
 
@@ -123,21 +124,23 @@ class LogReader:
         self.load(wanted)
         if not wanted:
             return entries.to_rows([])
-        rows = pa.concat_tables([self._read[path] for path in wanted])
-        if rows["path"].num_chunks > _MANY_CHUNKS:
-            rows = rows.combine_chunks()
-            first = 0
-            for path in wanted:  # so that nothing is kept twice
-                n_rows = self._read[path].num_rows
-                self._read[path] = rows.slice(first, n_rows)
-                first += n_rows
+        tables = [self._read[path] for path in wanted]
+        if len(tables) <= _MANY:
+            return pa.concat_tables(tables)
+        rows, packed = _pack(tables)
+        self._read.update(zip(wanted, packed, strict=True))
         return rows
 
     def load(self, paths: Iterable[str]) -> None:
         """Read the given log files that are not in memory yet, several at once."""
         missing = [path for path in paths if path not in self._read]
         try:
-            self._read.update(zip(missing, _read_all(self._storage, missing), strict=True))
+            for first in range(0, len(missing), _BATCH):
+                batch = missing[first : first + _BATCH]
+                tables = _read_all(self._storage, batch)
+                if len(tables) > _MANY:
+                    _, tables = _pack(tables)
+                self._read.update(zip(batch, tables, strict=True))
         except FileNotFoundError as error:
             raise CorruptError(f"a file of the log is missing: {one_line(error)}") from None
 
@@ -168,6 +171,7 @@ def by_stream(paths: Iterable[str]) -> dict[str, list[str]]:
 def _folders(paths: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield the streams' names, sorted, each with its sorted files, among which may be others."""
     ordered = sorted(paths)
+    ordered = ordered[bisect_left(ordered, f"{ROOT}/") : bisect_left(ordered, f"{ROOT}0")]
     first = 0
     while first < len(ordered):
         _, _, rest = ordered[first].partition("/")
@@ -281,6 +285,13 @@ def _read_all(storage: Storage, paths: Sequence[str]) -> list[pa.Table]:
         return [_rows(storage, path) for path in paths]
     with ThreadPoolExecutor(min(_READERS, len(paths))) as pool:
         return list(pool.map(partial(_rows, storage), paths))
+
+
+def _pack(tables: Sequence[pa.Table]) -> tuple[pa.Table, list[pa.Table]]:
+    """Return small tables as one, and each as a slice of it, which takes far less memory."""
+    rows = pa.concat_tables(tables).combine_chunks()
+    firsts = accumulate((table.num_rows for table in tables), initial=0)
+    return rows, [rows.slice(first, t.num_rows) for first, t in zip(firsts, tables, strict=False)]
 
 
 def _rows(storage: Storage, path: str) -> pa.Table:

@@ -12,12 +12,12 @@ as long as no replacement is void; `live` says what that is, and has the query f
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -87,7 +87,7 @@ class Snapshot:
         """
         spec = schema.table(table)
         if table not in self._tables:
-            self._tables[table] = _Files(self._live.filter(pc.equal(self._live["table"], table)))
+            self._tables[table] = _Files(self._live, table)
         self._tables[table].check_versions(spec)
         return self._tables[table].holding(runs, steps)
 
@@ -173,8 +173,12 @@ def partition(path: str) -> dict[str, str]:
 class _Files:
     """The live files of one table, to be narrowed by run and step."""
 
-    def __init__(self, rows: pa.Table) -> None:
-        self._rows = rows
+    def __init__(self, live_rows: pa.Table, table: str) -> None:
+        self._live = live_rows
+        is_of_table = pc.equal(live_rows["table"], table)
+        self._places = np.flatnonzero(is_of_table.to_numpy())
+        deciding = live_rows.select(["path", "schema_version", "min_step", "max_step"])
+        self._rows = deciding.filter(is_of_table)
 
     @cached_property
     def _runs(self) -> pa.ChunkedArray:
@@ -184,25 +188,24 @@ class _Files:
         """Refuse versions that are not known, with the first file that has one."""
         versions = self._rows["schema_version"]
         for version in versions.unique().to_pylist():
-            spec.check_version(
-                version, self._rows["path"][pc.index(versions, version).as_py()].as_py()
-            )
+            first = pc.index(versions, version).as_py()
+            spec.check_version(version, self._rows["path"][first].as_py())
 
     def holding(self, runs: Collection[str] | None, steps: Collection[int] | None) -> list[Entry]:
         """Return the files that can hold rows of these runs and steps."""
-        masks = []
-        if runs is not None:
-            wanted = pa.array(list(runs), pa.string())
-            masks.append(pc.or_(pc.is_null(self._runs), pc.is_in(self._runs, value_set=wanted)))
+        is_wanted = np.zeros(self._live.num_rows, np.bool_)
+        places = self._places
         if steps is not None:
-            masks.append(_overlaps(self._rows, steps))
-        rows = self._rows
-        if masks:
-            rows = rows.filter(functools.reduce(pc.and_, masks))
-        return log_entries.from_rows(rows)
+            places = places[_overlaps(self._rows, steps)]
+        is_wanted[places] = True
+        if runs is not None:
+            named = pa.array(list(runs), pa.string())
+            may_hold = pc.or_(pc.is_null(self._runs), pc.is_in(self._runs, value_set=named))
+            is_wanted[self._places[~may_hold.to_numpy()]] = False
+        return log_entries.from_rows(self._live.filter(pa.array(is_wanted)))
 
 
-def _overlaps(rows: pa.Table, steps: Collection[int]) -> pa.Array:
+def _overlaps(rows: pa.Table, steps: Collection[int]) -> npt.NDArray[np.bool_]:
     """Say of each file whether one of the steps lies in its range; without a range it may."""
     asked = np.unique(np.array(list(steps), np.int64))
     lowest, highest = (pc.fill_null(rows[name], 0).to_numpy() for name in ("min_step", "max_step"))
@@ -211,7 +214,8 @@ def _overlaps(rows: pa.Table, steps: Collection[int]) -> pa.Array:
     padded = np.append(asked, np.iinfo(np.int64).max)
     found = (following < len(asked)) & (padded[following] <= highest)
     unknown = pc.or_(pc.is_null(rows["min_step"]), pc.is_null(rows["max_step"]))
-    return pa.array(found | unknown.to_numpy())
+    may_hold: npt.NDArray[np.bool_] = found | unknown.to_numpy().astype(np.bool_)
+    return may_hold
 
 
 def _path_values(paths: pa.ChunkedArray, key: str) -> pa.ChunkedArray:
@@ -223,6 +227,6 @@ def _path_values(paths: pa.ChunkedArray, key: str) -> pa.ChunkedArray:
         if value and pc.all(pc.match_substring(chunk, f"/{key}={value}/")).as_py():
             found.append(pa.repeat(value, len(chunk)))
         else:
-            matched = pc.extract_regex(chunk, rf"^.*/{key}=(?P<value>[^/]*)/")
+            matched = pc.extract_regex(chunk, rf"/{key}=(?P<value>[^/]*)/")
             found.append(pc.struct_field(matched, "value"))
     return pa.chunked_array(found, pa.string())

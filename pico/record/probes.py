@@ -6,7 +6,6 @@ other training loops hand their own to `Recorder`. The token ids go into the `pr
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,8 @@ import torch
 import xxhash
 
 from pico import schema
-from pico.errors import LeaseError, RecordError
+from pico.errors import RecordError
+from pico.lake import waiting
 from pico.lake.commit import Stream
 from pico.lake.names import check_name
 from pico.lake.snapshot import Snapshot
@@ -73,32 +73,30 @@ def store(storage: Storage, probe: Probe) -> None:
     Raises:
         RecordError: when the data set has a different probe of that name.
     """
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            if _is_stored(storage, probe):
-                return
-            with Stream(storage, f"data.{probe.dataset}") as stream:
-                if _is_stored(storage, probe):
-                    return
-                transaction = stream.begin()
-                n = len(probe.tokens)
-                rows = schema.table("probes").batch(
-                    {
-                        "dataset_id": [probe.dataset] * n,
-                        "probe": [probe.name] * n,
-                        "input_hash": [probe.input_hash] * n,
-                        "sequence_id": list(probe.sequence_ids),
-                        "tokens": probe.tokens.tolist(),
-                    }
-                )
-                write_rows(transaction, "probes", {"dataset": probe.dataset}, rows)
-                transaction.commit()
-                return
-        except LeaseError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
+    waiting.wait_for(lambda: _stored(storage, probe), _PATIENCE, pause=0.2)
+
+
+def _stored(storage: Storage, probe: Probe) -> bool:
+    """Store a probe unless it is there; returns True."""
+    if _is_stored(storage, probe):
+        return True
+    with Stream(storage, f"data.{probe.dataset}") as stream:
+        if _is_stored(storage, probe):
+            return True
+        transaction = stream.begin()
+        n = len(probe.tokens)
+        rows = schema.table("probes").batch(
+            {
+                "dataset_id": [probe.dataset] * n,
+                "probe": [probe.name] * n,
+                "input_hash": [probe.input_hash] * n,
+                "sequence_id": list(probe.sequence_ids),
+                "tokens": probe.tokens.tolist(),
+            }
+        )
+        write_rows(transaction, "probes", {"dataset": probe.dataset}, rows)
+        transaction.commit()
+        return True
 
 
 def _is_stored(storage: Storage, probe: Probe) -> bool:

@@ -109,7 +109,7 @@ class Recorder:
         runs.check_free(storage, run, or_resumed=resume_from is not None)
         for probe in probes:
             probe_store.store(storage, probe)
-        self._stream = runs.open_stream(storage, run, resume_from)
+        self._stream, self.n_withdrawn = runs.open_stream(storage, run, resume_from)
         self._writer = BackgroundWriter(self._stream, queue_bytes)
         self._handle = (
             None

@@ -1,7 +1,7 @@
 """The beginning of a run in the lake: its stream, its name, its `runs` and `parameters` rows.
 
-`Recorder` calls it once. Opening a run that is resumed withdraws everything that was committed
-after the checkpoint, so that no step is ever shown twice.
+`Recorder` calls it once. Opening a run that is resumed withdraws what came after the checkpoint
+(see `withdraw`), so that no step is ever shown twice.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ from torch import nn
 
 from pico import schema
 from pico.errors import RecordError, RunNameError, did_you_mean
-from pico.lake import log
 from pico.lake.commit import Stream
 from pico.lake.names import check_name
-from pico.lake.snapshot import Snapshot, partition
+from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.models import architecture
 from pico.models.architecture import ParameterInfo
+from pico.record import withdraw
 from pico.record.rows import Rows
 
 _DISTRIBUTIONS = ("pico-lake", "torch", "lightning", "numpy", "pyarrow", "tokenizers")
-_RECOMPUTABLE = ("metrics", "spectra")
 
 
-def open_stream(storage: Storage, run: str, resume_from: int | None) -> Stream:
+def open_stream(storage: Storage, run: str, resume_from: int | None) -> tuple[Stream, int]:
     """Open a run's stream for writing; a new run must have a new name.
 
     Args:
         storage: the lake's place.
         run: name of the run.
         resume_from: the step of the checkpoint to go on from, None for a new run.
+
+    Returns:
+        The stream, and how many steps were withdrawn.
 
     Raises:
         RunNameError: if the name is malformed, or taken by another run (ignoring case).
@@ -50,12 +52,13 @@ def open_stream(storage: Storage, run: str, resume_from: int | None) -> Stream:
     stream = Stream(storage, f"train.{run}")
     try:
         check_free(storage, run, or_resumed=resume_from is not None)
+        n_withdrawn = 0
         if resume_from is not None:
-            _withdraw_after(stream, run, resume_from)
+            n_withdrawn = withdraw.after(stream, run, resume_from)
     except BaseException:
         stream.close()
         raise
-    return stream
+    return stream, n_withdrawn
 
 
 def check_free(storage: Storage, run: str, or_resumed: bool) -> None:
@@ -155,36 +158,6 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, plain) or (
         isinstance(value, (tuple, list)) and all(isinstance(item, plain) for item in value)
     )
-
-
-def _withdraw_after(stream: Stream, run: str, step: int) -> None:
-    """Withdraw what was committed after the checkpoint at `step`, and what derives from it."""
-    reader = log.LogReader(stream.storage)
-    own = reader.stream(stream.name)
-    live = {entry.path for entry in Snapshot(stream.storage, reader.entries()).all_files()}
-    at = [
-        index
-        for index, entry in enumerate(own)
-        if entry.table == "checkpoints" and entry.max_step == step and entry.path in live
-    ]
-    if not at:
-        raise RecordError(f"run {run!r} has no checkpoint at step {step}")
-    txn = own[at[-1]].txn
-    last = max(index for index, entry in enumerate(own) if entry.txn == txn)
-    later = [e for e in own[last + 1 :] if e.action == "add" and e.path in live]
-    derived = [
-        entry
-        for entry in reader.entries()
-        if entry.action == "add"
-        and entry.path in live
-        and entry.table in _RECOMPUTABLE
-        and partition(entry.path).get("run") == run
-        and (entry.max_step or 0) >= step
-    ]
-    transaction = stream.begin()
-    if later:
-        transaction.take_away([*later, *derived], withdraw=True)
-    transaction.commit()
 
 
 def _library_versions() -> dict[str, str]:

@@ -119,6 +119,11 @@ def markdown() -> str:
         "",
         "Path keys (`run=`, `step=`, `dataset=`, `tokenizer=`) stand in the folder names; the same",
         "facts stand inside the files as `run_id`, `global_step`, `dataset_id`, `tokenizer_id`.",
+        "",
+        "Within a version the stored columns of a table never change; additions go into `extra`. A",
+        "lake may hold files of several versions: `pico` shows them all with the columns of the",
+        "newest, plain readers want one version, which `pico migrate` makes of them. A file of a",
+        "newer version than the installed `pico` knows is refused by name.",
     ]
     for schema in [*tables().values(), log()]:
         lines += ["", f"## `{schema.name}` (version {schema.version})", "", schema.description, ""]

@@ -24,7 +24,7 @@ import pyarrow as pa
 from pico.errors import PicoError, QueryError, one_line
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot
-from pico.lake.storage import Storage, filesystem_of
+from pico.lake.storage import Storage, StoredFile, filesystem_of
 from pico.sql import pipe, session, statements
 
 _READS = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
@@ -32,22 +32,36 @@ _BATCH_ROWS = 1 << 14
 _LONGEST = 1 << 31
 _SPARE = 1 << 30
 """Address space beyond what DuckDB may use: Python, Arrow, the tensor functions."""
+_TALKING = threading.Lock()
+"""Held while a message is sent, and until a question is answered: DuckDB's threads ask at will."""
 
 
 class _Served(Storage):
     """The files of a snapshot, each byte asked of the parent."""
 
-    def __init__(self, url: str, source: BinaryIO, sink: BinaryIO) -> None:
-        self.url, self.folder = url, None
+    def __init__(
+        self, url: str, sizes: Mapping[str, int], source: BinaryIO, sink: BinaryIO
+    ) -> None:
+        self.url, self.folder, self._sizes = url, None, dict(sizes)
         self._source, self._sink = source, sink
-        self._lock = threading.Lock()
 
     def snapshot_filesystem(self, files: Mapping[str, int]) -> tuple[Any, str]:
         return filesystem_of(self._ask, files)
 
+    def list(self, prefix: str) -> list[StoredFile]:
+        return [
+            StoredFile(path, size, 0.0)
+            for path, size in sorted(self._sizes.items())
+            if path.startswith(f"{prefix}/")
+        ]
+
+    def open(self, path: str, size: int | None = None) -> pa.NativeFile:
+        filesystem, _ = self.snapshot_filesystem(self._sizes)
+        return pa.PythonFile(filesystem.open(path, "rb"), mode="r")
+
     def _ask(self, path: str, start: int, stop: int) -> bytes:
         request = json.dumps({"path": path, "start": start, "stop": stop}).encode()
-        with self._lock:
+        with _TALKING:
             pipe.send(self._sink, pipe.READ, request)
             answer = pipe.receive(self._source, _LONGEST)
         if answer is None:
@@ -65,18 +79,23 @@ def main() -> None:
         message = pipe.receive(source, _LONGEST)
         assert message is not None and message[0] == pipe.TASK
         for rows in _answer(json.loads(message[1]), source, sink):
-            pipe.send(sink, pipe.ROWS, rows)
-        pipe.send(sink, pipe.DONE)
+            _tell(sink, pipe.ROWS, rows)
+        _tell(sink, pipe.DONE)
     except PicoError as error:
-        pipe.send(sink, pipe.FAILURE, str(error).encode(errors="replace"))
+        _tell(sink, pipe.FAILURE, str(error).encode(errors="replace"))
     except (MemoryError, pa.ArrowMemoryError):
-        pipe.send(sink, pipe.FAILURE, b"out of memory; narrow the query or raise the memory limit")
+        _tell(sink, pipe.FAILURE, b"out of memory; narrow the query or raise the memory limit")
     except KeyboardInterrupt:
-        pipe.send(sink, pipe.FAILURE, b"interrupted")
+        _tell(sink, pipe.FAILURE, b"interrupted")
     except Exception as error:
         text = f"{type(error).__name__}: {one_line(error)}"
-        pipe.send(sink, pipe.FAILURE, text.encode(errors="replace"))
+        _tell(sink, pipe.FAILURE, text.encode(errors="replace"))
     os._exit(0)  # whatever native threads still do
+
+
+def _tell(sink: BinaryIO, kind: str, payload: bytes = b"") -> None:
+    with _TALKING:
+        pipe.send(sink, kind, payload)
 
 
 def check(connection: duckdb.DuckDBPyConnection, statement: str) -> None:
@@ -85,6 +104,8 @@ def check(connection: duckdb.DuckDBPyConnection, statement: str) -> None:
     Raises:
         QueryError: saying what it is instead.
     """
+    if "\0" in statement:
+        raise QueryError("an untrusted query holds no NUL")  # parsers may differ on what follows
     with statements.guarded():
         found = connection.extract_statements(statement)
     if len(found) != 1:
@@ -118,7 +139,8 @@ def _answer(task: Mapping[str, Any], source: BinaryIO, sink: BinaryIO) -> Iterat
     """Yield the rows of the answer as Arrow streams."""
     _limit(task)
     entries = [Entry(**entry) for entry in task["entries"]]
-    snapshot = Snapshot(_Served(task["url"], source, sink), entries)
+    sizes = {entry.path: entry.bytes for entry in entries}
+    snapshot = Snapshot(_Served(task["url"], sizes, source, sink), entries)
     connection = session.connect(
         snapshot, threads=task["threads"], memory_limit=task["memory_limit"]
     )
@@ -127,7 +149,7 @@ def _answer(task: Mapping[str, Any], source: BinaryIO, sink: BinaryIO) -> Iterat
     timer = threading.Timer(task["seconds"], connection.interrupt)
     timer.daemon = True
     timer.start()
-    pipe.send(sink, pipe.READY)
+    _tell(sink, pipe.READY)
     try:
         relation = statements.query(connection, task["statement"])
         with statements.guarded():

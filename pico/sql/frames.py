@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import polars as pl
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyarrow import fs
 
 from pico import schema
 from pico.lake.log import Entry
-from pico.lake.snapshot import Snapshot
+from pico.lake.snapshot import Snapshot, partition
 from pico.schema import TableSchema
 from pico.sql import expressions  # noqa: F401 (registers the namespace `tensor`)
 
@@ -63,7 +66,31 @@ def _scan_files(snapshot: Snapshot, files: Sequence[Entry]) -> pl.LazyFrame:
         storage.refuse_links(entry.path for entry in files)
         sources = [storage.folder / entry.path for entry in files]
         return pl.scan_parquet(sources, hive_partitioning=False, glob=False)
-    return pl.scan_parquet([storage.read(entry.path) for entry in files], hive_partitioning=False)
+    # Polars would read file objects to their ends at once; Arrow reads what is asked for.
+    return pl.scan_pyarrow_dataset(_dataset(snapshot, files))
+
+
+def _dataset(snapshot: Snapshot, files: Sequence[Entry]) -> ds.FileSystemDataset:
+    """Return files of one table and version, each with what log and path say of its rows."""
+    spec = schema.table(files[0].table).at(files[0].schema_version)
+    sizes = {entry.path: entry.bytes for entry in files}
+    filesystem = fs.PyFileSystem(fs.FSSpecHandler(snapshot.storage.snapshot_filesystem(sizes)[0]))
+    layout = ds.ParquetFileFormat()
+    fragments = [layout.make_fragment(e.path, filesystem, _known(spec, e)) for e in files]
+    return ds.FileSystemDataset(fragments, spec.arrow, layout, filesystem)
+
+
+def _known(spec: TableSchema, entry: Entry) -> pc.Expression:
+    """Return what holds for every row of a file, so that others are left out without a request."""
+    known = pc.scalar(True)
+    keys = partition(entry.path)
+    for key, column in spec.path_columns.items():
+        if key in keys and column != "global_step":
+            known &= pc.field(column) == keys[key]
+    if "global_step" in spec.column_names and None not in (entry.min_step, entry.max_step):
+        known &= pc.field("global_step") >= entry.min_step
+        known &= pc.field("global_step") <= entry.max_step
+    return known
 
 
 def _upgraded(spec: TableSchema, version: int, frame: pl.LazyFrame) -> pl.LazyFrame:

@@ -4,7 +4,8 @@
 the tensors' keys and content hashes with the `metrics` rows, metric version included, so that a
 second call computes nothing. Each tensor is read once (from its own row group) and its spectrum is
 computed once for all metrics; a tensor equal to one that was computed before, at whatever step or
-run, gets that one's values. Results are committed in batches: a kill loses at most one.
+run, gets that one's values. Results are committed in batches: a kill loses at most one. Values of
+tensors that a resumed run has withdrawn meanwhile are taken away again (see `stale`).
 
 Values are computed from the tensor's own bytes. They equal those of the SQL functions, which see
 float32, for every type that float32 holds exactly (not float64 and large integers).
@@ -28,6 +29,7 @@ from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.lake.table import TensorRow, read_tensors, write_rows
 from pico.metrics import registry
+from pico.sql import stale
 from pico.sql.missing import DETAILS, QUALIFIERS, Keys, Row, Summary, Work, plan
 
 __all__ = ["Summary", "compute"]
@@ -70,6 +72,8 @@ def compute(
     reader = LogReader(storage)
     snapshot = Snapshot.take(storage, reader)
     runs = snapshot.runs() if run is None else [snapshot.check_run(run)]
+    if sum(stale.heal(storage, reader, name, table) for name in runs):
+        snapshot = Snapshot.take(storage, reader)
     total, done = Summary(), 0
     planned = plan(snapshot, runs, table, chosen)
     n_tensors = sum(work.n_tensors for work in planned)
@@ -82,14 +86,33 @@ def compute(
             if progress is not None:
                 progress(before + n, n_tensors)
 
-        with Stream(storage, f"derive.{work.run}.metrics") as stream:
-            # Under the lease: what another process has computed meanwhile is not missing any more,
-            # and an identical tensor of the run before is known.
-            now = Snapshot.take(storage, reader)
-            (current,) = plan(now, [work.run], table, chosen)
-            total += _Worker(stream, current, report).run(now, workers or os.cpu_count() or 1)
+        total += _fill(storage, reader, work, chosen, report, workers or os.cpu_count() or 1)
         done += work.n_tensors
     return total
+
+
+def _fill(
+    storage: Storage,
+    reader: LogReader,
+    work: Work,
+    chosen: Sequence[registry.Metric],
+    report: Callable[[int], None],
+    n_workers: int,
+) -> Summary:
+    """Compute and keep what one run lacks."""
+    run, table = work.run, work.table
+    with Stream(storage, f"derive.{run}.metrics") as stream:
+        n_withdrawals = stale.n_withdrawals(reader, run)
+
+        def look_again() -> None:
+            if stale.n_withdrawals(reader, run) != n_withdrawals:  # the run went back meanwhile
+                stale.heal(storage, reader, run, table)
+
+        # Under the lease: what another process has computed meanwhile is not missing any more,
+        # and an identical tensor of the run before is known.
+        now = Snapshot.take(storage, reader)
+        (current,) = plan(now, [run], table, chosen)
+        return _Worker(stream, current, report, look_again).run(now, n_workers)
 
 
 def _choose(names: Sequence[str] | None) -> list[registry.Metric]:
@@ -117,8 +140,15 @@ def _check_table(table: str) -> None:
 class _Worker:
     """Computes what one run lacks, and commits it in batches."""
 
-    def __init__(self, stream: Stream, work: Work, report: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        work: Work,
+        report: Callable[[int], None],
+        after_commit: Callable[[], None],
+    ) -> None:
         self._stream, self._work, self._report = stream, work, report
+        self._after_commit = after_commit
         self._equal: dict[str, list[Row]] = {}
         for row in work.rows:
             self._equal.setdefault(row.tensor_hash, []).append(row)
@@ -189,6 +219,7 @@ class _Worker:
             rows = schema.table("metrics").batch(columns)
             write_rows(transaction, "metrics", {"run": self._work.run}, rows)
             transaction.commit()
+            self._after_commit()
         self._pending, self._committed_at = [], time.monotonic()
 
 

@@ -8,15 +8,18 @@ tables show `tensor`, which the functions of `functions` take.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import duckdb
 import pyarrow as pa
 
 from pico import schema
-from pico.errors import CorruptError, QueryError, SchemaError
+from pico.errors import CorruptError, PicoError, QueryError, SchemaError, StorageError
+from pico.lake import intact
+from pico.lake import table as lake_table
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot, partition
+from pico.lake.storage import Storage
 from pico.schema import TableSchema
 from pico.sql import functions, statements
 from pico.sql.bridge import TENSOR
@@ -41,6 +44,8 @@ _SETTINGS = {
     "parquet_can_have_nan": "true",  # else NaN rows vanish where a footer's maximum excludes them
     "parquet_metadata_cache": "true",
 }
+_MANY_LOST = 64
+"""With more files missing than this their table is not shown in part."""
 _TENSOR = "CASE WHEN n_parts = 1 AND value IS NOT NULL THEN {'shape': shape, 'value': value} END"
 
 
@@ -50,6 +55,7 @@ def connect(
     steps: Collection[int] | None = None,
     threads: int | None = None,
     memory_limit: str | None = None,
+    verify: bool = False,
 ) -> duckdb.DuckDBPyConnection:
     """Return a DuckDB connection with the tables of a snapshot as views and all functions.
 
@@ -59,13 +65,19 @@ def connect(
         steps: show only rows of these steps, in tables that have steps; by default all.
         threads: DuckDB's threads; by default one per core.
         memory_limit: DuckDB's memory limit (`'4GB'`); by default its own, 80 % of the machine.
+        verify: read all files that the views can show and compare them with the log first, for
+            DuckDB compares no checksums and would answer from damaged bytes.
 
     Raises:
+        CorruptError: with `verify`, for a file that is missing or holds other bytes.
         RunNameError: for a run that the lake does not have.
         QueryError: for a memory limit or a number of threads that DuckDB refuses.
     """
     for run in runs or ():
         snapshot.check_run(run)
+    if verify:
+        tables = schema.tables()
+        intact.check(snapshot.storage, (e for t in tables for e in snapshot.files(t, runs, steps)))
     connection = duckdb.connect()
     settings = dict(_SETTINGS)
     if threads is not None:
@@ -86,7 +98,7 @@ def connect(
         except (CorruptError, SchemaError) as error:
             _create_broken_view(connection, spec, str(error))
         else:
-            _create_view(connection, spec, entries, root, steps)
+            _create_view(connection, snapshot.storage, spec, entries, root, steps)
     _create_files_view(connection, snapshot)
     functions.register(connection)
     return connection
@@ -131,32 +143,92 @@ def _root(
 
 def _create_view(
     connection: duckdb.DuckDBPyConnection,
+    storage: Storage,
     spec: TableSchema,
-    entries: Iterable[Entry],
+    entries: Sequence[Entry],
     root: str,
     steps: Collection[int] | None,
 ) -> None:
-    """Create a table's view: a scan for each version and layout of paths, or typed without rows."""
+    """Create a table's view; files that are missing fail the queries alone that need them."""
+    readable, lost = list(entries), dict[str, str]()
+    while True:
+        body = _scans(spec, readable, root, steps) + [
+            _failing(spec, *item) for item in lost.items()
+        ]
+        sql = "\nUNION ALL BY NAME\n".join(body) or _no_rows(spec)
+        try:
+            connection.execute(f"CREATE VIEW {spec.name} AS {sql}")
+            return
+        except (duckdb.Error, UnicodeDecodeError) as error:
+            found = _unreadable(storage, readable)
+            lost |= found
+            readable = [entry for entry in readable if entry.path not in found]
+            if not found or len(lost) > _MANY_LOST:
+                reason = next(iter(lost.values()), statements.message(error))
+                _create_broken_view(connection, spec, reason)
+                return
+
+
+def _scans(
+    spec: TableSchema, entries: Iterable[Entry], root: str, steps: Collection[int] | None
+) -> list[str]:
+    """Return a SELECT for each version and layout of paths among the files."""
     layouts: dict[tuple[int, tuple[str, ...]], list[str]] = {}
     for entry in entries:
         layout = entry.schema_version, tuple(partition(entry.path))
         layouts.setdefault(layout, []).append(root + entry.path)
-    scans = [_scan(spec, *layout, paths, steps) for layout, paths in layouts.items()]
-    body = "\nUNION ALL BY NAME\n".join(scans) or _no_rows(spec)
+    return [_scan(spec, *layout, paths, steps) for layout, paths in layouts.items()]
+
+
+def _unreadable(storage: Storage, entries: Iterable[Entry]) -> dict[str, str]:
+    """Return the files that are missing, or that come first and cannot be opened, and why.
+
+    DuckDB asks for all files and opens the first of each scan when a view is made, so it is those
+    that can keep it from making one.
+    """
+    lost: dict[str, str] = {}
     try:
-        connection.execute(f"CREATE VIEW {spec.name} AS {body}")
-    except duckdb.Error as error:
-        _create_broken_view(connection, spec, statements.message(error))
+        folders = {entry.path.partition("/")[0] for entry in entries}
+        present = {file.path for folder in folders for file in storage.list(folder)}
+    except StorageError:
+        return lost
+    first: dict[tuple[int, tuple[str, ...]], Entry] = {}
+    for entry in entries:
+        if entry.path in present:
+            first.setdefault((entry.schema_version, tuple(partition(entry.path))), entry)
+        else:
+            lost[entry.path] = f"{entry.path} is missing although the log names it"
+    for entry in first.values():
+        try:
+            lake_table.open_file(storage, entry)
+        except PicoError as error:
+            lost[entry.path] = str(error)
+    return lost
+
+
+def _failing(spec: TableSchema, path: str, reason: str) -> str:
+    """Return a SELECT that stands for a file and fails unless its path keys are filtered out."""
+    keys = partition(path)
+    failure = _failure(spec, reason)
+    columns = ", ".join(
+        f'CAST({quote(keys[name]) if name in keys else failure} AS {kind}) AS "{name}"'
+        for name, kind in _columns(spec).items()
+    )
+    return f"SELECT {columns} WHERE {failure} IS NULL"
 
 
 def _create_broken_view(
     connection: duckdb.DuckDBPyConnection, spec: TableSchema, reason: str
 ) -> None:
     """Create a view that fails: the other tables stay usable, who asks for this one hears why."""
-    failure = f"error({quote(f'table {spec.name} cannot be read: {reason}')})"
+    failure = _failure(spec, reason)
     # In every column too: a filter on columns that are NULL would be decided without the failure.
     columns = _typed(_columns(spec), failure)
     connection.execute(f"CREATE VIEW {spec.name} AS SELECT {columns} WHERE {failure} IS NULL")
+
+
+def _failure(spec: TableSchema, reason: str) -> str:
+    return f"error({quote(f'table {spec.name} cannot be read: {reason}; see pico verify')})"
 
 
 def _scan(

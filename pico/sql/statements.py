@@ -7,6 +7,7 @@ DuckDB works lazily, so a damaged file shows itself only there. Both promise tha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,31 @@ from pico.errors import QueryError, one_line, printable
 
 _TRACEBACK = "Traceback (most recent call last):\n"
 _UDF_PREFIX = "Invalid Input Error: Python exception occurred while executing the UDF: "
+_OWN = re.compile(r"Invalid Input Error: (?P<text>table \w+ cannot be read: .*)")
+_MISSING = re.compile(
+    r"(?:No files found that match the pattern \"|FileNotFoundError: )(?P<path>[^\"]+\.parquet)"
+)
+_NAMED = (
+    "Failed to read file ",
+    "Failed to read Parquet file ",
+    "No magic bytes found at end of file ",
+    "too small to be a Parquet file",
+    "Footer length error in file ",
+    "Could not read enough bytes from file ",
+    "Invalid string encoding found in Parquet file ",
+    "Malformed Parquet schema in file ",
+)
+"""What DuckDB says of a damaged file that it names."""
+_NAMELESS = (
+    "TProtocolException: ",
+    "don't know what type:",
+    "invalid TType",
+    "Out of buffer",
+    "from Python file at offset ",
+    "Payload value bigger than allowed",
+    "missing dictionary",
+)
+"""What DuckDB says of a damaged file without naming it."""
 
 
 @contextmanager
@@ -35,7 +61,7 @@ def guarded() -> Iterator[None]:
         raise
 
 
-def message(error: duckdb.Error) -> str:
+def message(error: duckdb.Error | UnicodeDecodeError) -> str:
     """Return DuckDB's message in one line, without the copy of the statement that follows it."""
     text = str(error).partition("\n\nLINE ")[0]
     if _TRACEBACK in text:  # of a file system in Python; its last line says it
@@ -43,7 +69,18 @@ def message(error: duckdb.Error) -> str:
     text = printable(" ".join(text.split()))
     if text.startswith(_UDF_PREFIX):
         _, _, text = text.removeprefix(_UDF_PREFIX).partition(": ")
-    return text
+    return _about_files(text)
+
+
+def _about_files(text: str) -> str:
+    """Return a message with what a reader needs where it is about a missing or damaged file."""
+    if found := _OWN.match(text):
+        return found["text"]
+    if found := _MISSING.search(text):
+        return f"{found['path']} is missing; see pico verify"
+    if any(words in text for words in _NAMELESS):
+        return f"a Parquet file is damaged ({text}); pico verify names it if it is the lake's"
+    return f"{text}; see pico verify" if any(words in text for words in _NAMED) else text
 
 
 def query(

@@ -7,7 +7,7 @@ weights, optimizer state and generator states; there is no other file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -18,15 +18,26 @@ from pico.errors import ConfigError, DataError, RecordError
 from pico.evaluate import load
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
-from pico.record import rng, runs
+from pico.record import rng, runs, withdraw
 from pico.record.tensors import to_torch
 
-_FREE_TO_CHANGE = ("max_steps", "record", "evaluate", "accelerator", "batch.micro_size")
+_FREE_TO_CHANGE = (
+    "max_steps",
+    "record",
+    "evaluate",
+    "accelerator",
+    "batch.micro_size",
+    "data.workers",
+)
 """Config keys that a resumed run may change (`max_steps` moves the end of the decay)."""
 
 
-def last_checkpoint(storage: Storage, run: str) -> int | None:
-    """Return the step of a run's last complete checkpoint; None if the lake has no such run.
+Resume: TypeAlias = Literal["auto", "never"] | int
+"""From the last checkpoint or not at all, or from the checkpoint at a step."""
+
+
+def checkpoints(storage: Storage, run: str) -> list[int] | None:
+    """Return the steps of a run's complete checkpoints; None if the lake has no such run.
 
     Raises:
         RecordError: if the run is there but has no checkpoint to go on from.
@@ -35,25 +46,41 @@ def last_checkpoint(storage: Storage, run: str) -> int | None:
     if run not in snapshot.runs():
         return None
     rows = snapshot.read("checkpoints", ["global_step", "complete"], runs=[run]).to_pylist()
-    steps = [row["global_step"] for row in rows if row["complete"]]
+    steps = sorted(row["global_step"] for row in rows if row["complete"])
     if not steps:
         raise RecordError(
             f"run {run!r} has no checkpoint to resume from; record.checkpoints was never due"
         )
-    return int(max(steps))
+    return steps
 
 
-def starting_step(
-    storage: Storage, run: str, resume: Literal["auto", "never"] = "auto"
-) -> int | None:
+def last_checkpoint(storage: Storage, run: str) -> int | None:
+    """Return the step of a run's last complete checkpoint; raises as `checkpoints` does."""
+    steps = checkpoints(storage, run)
+    return None if steps is None else steps[-1]
+
+
+def starting_step(storage: Storage, run: str, resume: Resume = "auto") -> int | None:
     """Return the step at which training goes on; None for a run that begins.
 
     Raises:
-        RunNameError: if the name is malformed, or taken by a run that is not to be resumed.
-        RecordError: if the run is there but has no checkpoint to go on from.
+        RunNameError: if the name is malformed, taken by a run that is not to be resumed, or not
+            in the lake although a step of it is asked for.
+        RecordError: if the run is there but has no such checkpoint, or none at all.
     """
-    runs.check_free(storage, run, resume == "auto")
-    return last_checkpoint(storage, run) if resume == "auto" else None
+    runs.check_free(storage, run, resume != "never")
+    if resume == "never":
+        return None
+    steps = checkpoints(storage, run)
+    if resume == "auto":
+        return None if steps is None else steps[-1]
+    if steps is None:
+        Snapshot.take(storage).check_run(run)
+    elif resume not in steps:
+        raise RecordError(
+            f"run {run!r} has no checkpoint at step {resume}; {withdraw.listing(steps)}"
+        )
+    return resume
 
 
 def is_evaluated(storage: Storage, run: str, step: int) -> bool:

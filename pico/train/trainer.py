@@ -14,20 +14,17 @@ checkpoint continues bit for bit.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from pico import config as configs
@@ -35,14 +32,15 @@ from pico import models
 from pico.config import RunConfig
 from pico.data import corpus, order
 from pico.data.loader import Loader, SequenceReader
-from pico.errors import ConfigError, one_line
+from pico.errors import ConfigError
 from pico.lake.names import check_name
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
-from pico.record import plan, probes
+from pico.record import plan, probes, withdraw
 from pico.record.probes import Probe
 from pico.record.recorder import Recorder
-from pico.train import checkpoint, optim
+from pico.train import batches, checkpoint, device, optim
+from pico.train.checkpoint import Resume
 
 CHECKPOINT_EVERY = 1000
 """Steps between checkpoints where the `record` section does not say."""
@@ -70,6 +68,8 @@ class Outcome:
     interrupted: bool
     heldout_loss: float | None
     """The last one measured in this session; None if none was."""
+    withdrawn: int = 0
+    """Steps that going back to `resumed_from` has taken back."""
     remarks: tuple[str, ...] = ()
     """What somebody should know: text that was replaced or skipped, a loss that is not finite."""
 
@@ -102,48 +102,73 @@ class Trainer:
         self._heldout_loss: float | None = None
         self._loss_now = 0.0
 
-    def fit(self, resume: Literal["auto", "never"] = "auto") -> Outcome:
+    def fit(self, resume: Resume = "auto") -> Outcome:
         """Train until `max_steps`, or until interrupted.
 
         Args:
             resume: `auto` goes on from the run's last checkpoint, or begins a new run; `never`
-                refuses a run that is in the lake already.
+                refuses a run that is in the lake already; a number goes back to the checkpoint at
+                that step and withdraws what came after, metrics included.
 
         Raises:
             ConfigError: if the run was begun with another config.
             DataError: if the text cannot be used.
             LeaseError: if another process trains this run.
+            RecordError: if the run has no checkpoint at the step asked for; it lists them.
             RunNameError: if the name is malformed, or taken.
         """
+        batches.check(self._storage, self._config.data.workers)
         start = checkpoint.starting_step(self._storage, self._run, resume)
         if start is not None:
             checkpoint.check_config(self._storage, self._run, self._config)
-        if start is not None and self._is_finished(start):
+        if start is not None and self._is_finished(start, is_asked=resume == start):
             return Outcome(self._run, start, start, False, None)
-        self._fabric = _quiet_fabric(self._config)
+        self._fabric = device.quiet_fabric(self._config)
         self._set_up()
         if start is not None:
             checkpoint.check_dataset(self._storage, self._run, self._corpus.dataset)
             checkpoint.restore(self._storage, self._run, start, self._model, self._optimizer)
         with self._recorder(start) as recorder, self._finish_step_on_signal():
+            self._tell_withdrawn(recorder.n_withdrawn, start)
             if start is None or self._is_due(start):
                 self._evaluate(recorder)
-            while recorder.step_number < self._config.max_steps and not self._stop:
-                self._train_step(recorder)
+            self._train(recorder)
             if self._stop:
                 recorder.checkpoint()
-        steps = recorder.step_number
-        return Outcome(self._run, steps, start, self._stop, self._heldout_loss, self._remarks())
+        steps, n_withdrawn = recorder.step_number, recorder.n_withdrawn
+        return Outcome(
+            self._run, steps, start, self._stop, self._heldout_loss, n_withdrawn, self._remarks()
+        )
+
+    def _train(self, recorder: Recorder) -> None:
+        first, stop = recorder.step_number, self._config.max_steps
+        with batches.Batches(self._loader, first, stop, self._config.data.workers) as coming:
+            while recorder.step_number < stop and not self._stop:
+                self._train_step(recorder, coming)
+
+    def _tell_withdrawn(self, n_withdrawn: int, start: int | None) -> None:
+        if n_withdrawn and self._on_data is not None:
+            self._on_data(f"going on from step {start}, {n_withdrawn} steps withdrawn", 0, None)
 
     def _remarks(self) -> tuple[str, ...]:
         diverged = () if math.isfinite(self._loss_now) else (f"the loss is {self._loss_now}",)
         return (*self._corpus.remarks, *diverged)
 
-    def _is_finished(self, start: int) -> bool:
+    def _is_finished(self, start: int, is_asked: bool) -> bool:
         """Whether nothing is left to do: neither a step, nor the held-out loss of the last state.
 
         A run can be killed between its last checkpoint and the commit that tells that loss.
+
+        Raises:
+            ConfigError: if the run shall go back to a step beyond its end.
         """
+        if is_asked and withdraw.n_steps_after(self._storage, self._run, start):
+            if start > self._config.max_steps:
+                raise ConfigError(
+                    f"run {self._run!r} cannot go on from step {start} to max_steps "
+                    f"{self._config.max_steps}; raise max_steps"
+                )
+            return False
         if start != self._config.max_steps or not self._config.data.heldout_fraction:
             return start >= self._config.max_steps
         return checkpoint.is_evaluated(self._storage, self._run, start)
@@ -161,7 +186,7 @@ class Trainer:
         optimizer = optim.build(self._model, config.optimizer)
         self._loss, self._optimizer = cast(
             tuple[nn.Module, torch.optim.Optimizer],
-            self._fabric.setup(_Loss(self._model), optimizer),
+            self._fabric.setup(device.ModelWithLoss(self._model), optimizer),
         )
         self._fabric.seed_everything(config.seeds.dropout, verbose=False)
 
@@ -222,13 +247,13 @@ class Trainer:
                 )
         return made
 
-    def _train_step(self, recorder: Recorder) -> None:
+    def _train_step(self, recorder: Recorder, coming: batches.Batches) -> None:
         config, step = self._config, recorder.step_number
         began = time.perf_counter()
         rate = optim.learning_rate(config.optimizer, step, config.max_steps)
         optim.set_learning_rate(self._optimizer, rate)
         self._loss.train()
-        mean_loss = self._loss_now = self._accumulate(recorder, step)
+        mean_loss = self._loss_now = self._accumulate(recorder, *coming.at(step))
         recorder.before_optimizer_step()
         grad_norm = self._clip()
         recorder.after_clipping()
@@ -248,9 +273,8 @@ class Trainer:
             Progress(recorder.step_number, config.max_steps, mean_loss, heldout, tokens / seconds)
         )
 
-    def _accumulate(self, recorder: Recorder, step: int) -> float:
+    def _accumulate(self, recorder: Recorder, ids: list[int], rows: np.ndarray[Any, Any]) -> float:
         """Add up the averaged gradient over the micro-steps; returns the batch's mean loss."""
-        ids, rows = self._loader.batch(step)
         size, n_micro = (
             self._config.batch.micro,
             self._config.batch.size // self._config.batch.micro,
@@ -316,30 +340,3 @@ class Trainer:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-class _Loss(nn.Module):
-    """The model with its loss, so that Fabric's precision covers both."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        return models.language_model_loss(self.model, inputs, targets)
-
-
-def _quiet_fabric(config: RunConfig) -> Fabric:
-    """Return a Fabric for one device that does not announce itself."""
-    logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            fabric = Fabric(accelerator=config.accelerator, devices=1, precision=config.precision)
-            fabric.launch()
-        except (RuntimeError, ValueError) as error:  # Lightning's word for an absent device
-            raise ConfigError(
-                f"accelerator {config.accelerator!r} with precision {config.precision!r} cannot "
-                f"be had here: {one_line(error)}"
-            ) from None
-    return fabric

@@ -111,7 +111,8 @@ def compact(
     snapshot = Snapshot.take(storage, reader)
     runs = snapshot.runs() if run is None else [snapshot.check_run(run)]
     done = Compacted(dry_run)
-    planned = {name: list(plan(storage, reader, name, wanted)) for name in runs}
+    files = places.by(snapshot.all_files(), lambda entry: partition(entry.path).get("run"))
+    planned = {name: list(plan(storage, reader, name, wanted, files[name])) for name in runs}
     total = sum(len(item.files) for merges in planned.values() for item in merges)
 
     def report(n_files: int) -> None:
@@ -132,13 +133,18 @@ def compact(
     return done
 
 
-def plan(storage: Storage, reader: LogReader, run: str, tables: Collection[str]) -> Iterator[Merge]:
-    """Yield the groups of files of a run that should be one file each."""
+def plan(
+    storage: Storage,
+    reader: LogReader,
+    run: str,
+    tables: Collection[str],
+    live: Sequence[Entry],
+) -> Iterator[Merge]:
+    """Yield the groups of a run's live files that should be one file each."""
     places_of = _Places(storage, reader, run)
-    live = Snapshot(storage, reader.entries()).all_files()
     found: dict[tuple[str, str, int], list[tuple[int, str, Entry]]] = {}
     for entry in live:
-        if entry.table not in tables or partition(entry.path).get("run") != run:
+        if entry.table not in tables:
             continue
         if entry.schema_version != schema.table(entry.table).version:
             continue  # pico migrate brings it up to date first
@@ -222,24 +228,40 @@ def _compact_run(
     report: Callable[[int], None],
 ) -> None:
     """Merge a run's files under the lease of its upkeep until nothing is left to merge."""
+    refused: set[tuple[Entry, ...]] = set()
     with Stream(storage, f"derive.{run}.upkeep") as stream:
-        refused: set[tuple[Entry, ...]] = set()
-        while merges := [m for m in plan(storage, reader, run, tables) if m.files not in refused]:
-            transaction = CheckedTransaction(stream)
-            pending: list[Merge] = []
-            for item in merges:
-                try:
-                    rows = merge.read(storage, item)
-                except (CorruptError, SchemaError) as error:
-                    refused.add(item.files)
-                    done.skipped.append(one_line(error))
-                    continue
-                merge.write(transaction, item, rows)
-                pending.append(item)
-                full = sum(m.bytes for m in pending) >= _COMMIT_BYTES
-                if full or len(pending) >= _COMMIT_FILES:
-                    transaction, pending = _commit(transaction, pending, done, report), []
+        while True:
+            files = Snapshot.take(storage, reader).all_files()
+            files = [entry for entry in files if partition(entry.path).get("run") == run]
+            planned = plan(storage, reader, run, tables, files)
+            merges = [item for item in planned if item.files not in refused]
+            if not merges:
+                return
+            _merge(stream, merges, refused, done, report)
+
+
+def _merge(
+    stream: Stream,
+    merges: Sequence[Merge],
+    refused: set[tuple[Entry, ...]],
+    done: Compacted,
+    report: Callable[[int], None],
+) -> None:
+    """Write and commit groups of files, several at a time; note those that cannot be read."""
+    transaction, pending = CheckedTransaction(stream), list[Merge]()
+    for item in merges:
+        try:
+            rows = merge.read(stream.storage, item)
+        except (CorruptError, SchemaError) as error:
+            refused.add(item.files)
+            done.skipped.append(one_line(error))
+            continue
+        merge.write(transaction, item, rows)
+        pending.append(item)
+        if len(pending) >= _COMMIT_FILES or sum(m.bytes for m in pending) >= _COMMIT_BYTES:
             _commit(transaction, pending, done, report)
+            transaction, pending = CheckedTransaction(stream), []
+    _commit(transaction, pending, done, report)
 
 
 def _commit(
@@ -247,11 +269,10 @@ def _commit(
     pending: Sequence[Merge],
     done: Compacted,
     report: Callable[[int], None],
-) -> CheckedTransaction:
+) -> None:
     transaction.commit()
     done.merges += pending
     report(done.n_before)
-    return CheckedTransaction(transaction.stream)
 
 
 def _write_levels(storage: Storage, dry_run: bool) -> list[str]:

@@ -5,13 +5,17 @@ Each takes what it needs from the lake alone (its storage) and calls one functio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from pico.lake.storage import Storage
-from pico.upkeep import compact, gc, migrate, verify
+from pico.upkeep import compact, copy, gc, migrate, remove, verify
 from pico.upkeep.compact import Compacted
+from pico.upkeep.copy import Copied
 from pico.upkeep.gc import Collected
 from pico.upkeep.migrate import Migration
+from pico.upkeep.remove import Removal
 from pico.upkeep.report import Report
 
 Progress = Callable[[int, int], None]
@@ -106,3 +110,60 @@ class Upkeep:
             RunNameError: if the lake has no such run.
         """
         return migrate.migrate(self.storage, run=run, dry_run=dry_run, progress=on_progress)
+
+    def remove(
+        self, run: str, dry_run: bool = False, on_progress: Progress | None = None
+    ) -> Removal:
+        """Take a run away: it shows no more and its name is free; `gc` deletes its files later.
+
+        Args:
+            run: name of the run.
+            dry_run: only say what would be removed.
+            on_progress: called with the files taken away and the files to take away.
+
+        Raises:
+            NotALakeError: if there is no lake.
+            RunNameError: if the lake has no such run.
+            LeaseError: if the run is being trained, evaluated or looked after, naming by whom.
+        """
+        return remove.remove(self.storage, run, dry_run=dry_run, progress=on_progress)
+
+    def copy(
+        self,
+        to: str,
+        runs: str | Sequence[str] | None = None,
+        as_name: str | None = None,
+        datasets: bool = True,
+        dry_run: bool = False,
+        on_progress: Progress | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Copied:
+        """Copy runs into another lake, with the data sets, vocabularies and probes that they use.
+
+        A copy that was interrupted goes on when it is called again.
+
+        Args:
+            to: folder or URL of the other lake; made if there is none.
+            runs: a run, or several; by default all, which merges this lake into the other.
+            as_name: another name for the one run that is copied.
+            datasets: whether data sets and vocabularies come along.
+            dry_run: only check, and say what would be copied.
+            on_progress: called with the bytes copied and the bytes to copy.
+            storage_options: for the other store; never written anywhere.
+
+        Raises:
+            NotALakeError: if this is no lake, or `to` holds something else.
+            RunNameError: for an unknown run, or names that other runs there have.
+            DataError: for data sets of equal names that differ.
+            LeaseError: if a run is being written there.
+            CorruptError: if a file of this lake is missing or damaged.
+        """
+        return copy.copy(
+            self.storage,
+            Storage(os.fspath(to), storage_options),
+            runs=[runs] if isinstance(runs, str) else runs,
+            as_name=as_name,
+            datasets=datasets,
+            dry_run=dry_run,
+            progress=on_progress,
+        )

@@ -7,25 +7,23 @@ is not reported again. Bytes are read in portions, tensors one at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import xxhash
 
 from pico import schema
 from pico.errors import CorruptError, PicoError, SchemaError, one_line
-from pico.lake import table
+from pico.lake import intact, table
 from pico.lake.log import Entry
 from pico.lake.snapshot import partition
 from pico.lake.storage import Storage
 from pico.record.stats import summarize
 from pico.upkeep.report import Finding
 
-_PORTION = 1 << 22
 _KEYS = 1 << 18
 """Keys that are gathered before they are compared."""
 _STATS_KEYS = ("name", "expert", "stage", "state", "site", "probe")
@@ -53,11 +51,12 @@ def check(storage: Storage, entry: Entry, listed: int | None, deep: bool) -> Fin
     try:
         if listed is not None and listed != entry.bytes:
             return finding("file.size", f"has {listed:,} bytes, the log says {entry.bytes:,}")
-        size, digest = table.guarded(entry, lambda: _digest(storage, entry.path))
+        size, digest = table.guarded(entry, lambda: intact.digest(storage, entry.path))
         if size != entry.bytes:
             return finding("file.size", f"has {size:,} bytes, the log says {entry.bytes:,}")
         if digest != entry.hash:
             return finding("file.hash", f"is damaged: its hash is {digest}, not {entry.hash}")
+        schema.table(entry.table).check_version(entry.schema_version, entry.path)
         raw = table.guarded(entry, lambda: pq.ParquetFile(storage.open(entry.path)))
         if raw.metadata.num_rows != entry.rows:
             n_rows = raw.metadata.num_rows
@@ -81,16 +80,6 @@ def about(entry: Entry, kind: str, message: str) -> Finding:
     keys = partition(entry.path)
     step = int(keys["step"]) if keys.get("step", "").isdigit() else None
     return Finding(kind, message, entry.path, keys.get("run"), step)
-
-
-def _digest(storage: Storage, path: str) -> tuple[int, str]:
-    """Return size and xxh3-128 of a file, read in portions."""
-    digest, size = xxhash.xxh3_128(), 0
-    with storage.open(path) as file:
-        while portion := file.read(_PORTION):
-            digest.update(portion)
-            size += len(portion)
-    return size, digest.hexdigest()
 
 
 def _exists(storage: Storage, path: str) -> bool:
@@ -142,7 +131,11 @@ def repeated_keys(storage: Storage, entries: Iterable[Entry]) -> Iterator[Findin
         columns = list(schema.table(name).primary_key)
         seen, pending, n_pending = None, list[pa.Table](), 0
         for index, entry in enumerate(files):
-            keys = table.read(storage, [entry], columns)
+            try:
+                keys = table.read(storage, [entry], columns)
+            except PicoError as error:  # it could be read a moment ago
+                yield about(entry, "file.unreadable", one_line(error))
+                keys = schema.table(name).arrow.empty_table().select(columns)
             pending.append(keys.append_column("file", pa.array([index] * len(keys), pa.int32())))
             n_pending += len(keys)
             is_last = index + 1 == len(files)
@@ -240,14 +233,16 @@ def _agree(said: float | None, true: float | None, scale: float) -> bool:
 
 
 def descriptions(
-    storage: Storage, entries: Iterable[Entry], on_entry: Callable[[], None] = lambda: None
+    storage: Storage, entries: Iterable[Entry]
 ) -> dict[tuple[Any, ...], dict[str, Any]]:
     """Return the statistics rows of stored tensors from the `tensor_stats` files of one run."""
     found = {}
     keys = ("table_name", "global_step", *_STATS_KEYS)
     columns = [*keys, "content_hash", "numel", "nonfinite", *_STATS_VALUES]
     for entry in entries:
-        rows = table.read(storage, [entry], columns, pc.field("content_hash").is_valid())
+        try:
+            rows = table.read(storage, [entry], columns, pc.field("content_hash").is_valid())
+        except PicoError:
+            continue  # it was sound a moment ago: taken away and collected since
         found.update({tuple(row[key] for key in keys): row for row in rows.to_pylist()})
-        on_entry()
     return found

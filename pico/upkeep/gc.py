@@ -1,7 +1,7 @@
 """`pico gc`: deletes what no reader and no writer can want any more.
 
 `Lake.gc` calls `gc`. It deletes only, and only when older than the grace age: files that a commit
-has taken away; files and staging of writers that died; what single puts left behind;
+has taken away; files and staging of writers that died; what single puts and uploads left behind;
 leases of epochs that are over. A live file is never touched: files are listed before leases and log
 are read, and a stream whose last writer did not let it go is fenced before its files are judged.
 Being killed at any moment leaves the lake valid.
@@ -34,7 +34,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Dated = tuple[Entry, float]
 """What the log says of a file, and a time not earlier than the commit that says so."""
-What = Literal["taken away", "uncommitted", "unfinished", "old lease"]
+What = Literal["taken away", "uncommitted", "unfinished", "old lease", "upload"]
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,17 @@ def gc(
             for f in _taken_away(storage, found, dated, before)
         ),
         *_uncommitted(storage, found, {entry.path for entry, _ in dated}, before, dry_run),
-        *(Garbage("unfinished", f.path, f.size) for f in _unfinished(found, before)),
+        *(
+            Garbage("unfinished", f.path, f.size)
+            for f in _unfinished(storage, found, before, dry_run)
+        ),
         *(Garbage("old lease", f.path, f.size) for f in found.old_leases() if f.modified < before),
     ]
+    uploads = [upload for upload in storage.unfinished_uploads() if upload.started < before]
     if not dry_run:
         _delete(storage, items, progress or (lambda done, total: None))
+        storage.abort_uploads(uploads)
+    items += [Garbage("upload", upload.path, 0) for upload in uploads]
     return Collected(tuple(items), dry_run)
 
 
@@ -242,7 +248,7 @@ def _fence(storage: Storage, found: Inventory, stream: str) -> bool:
     epoch and an empty commit in the place of its next one stop it.
     """
     holder = found.holders.get(stream)
-    if holder is not None and holder.released:
+    if stream not in found.holders or (holder is not None and holder.released):
         return True
     try:
         mine = lease.acquire(storage, stream)
@@ -258,11 +264,16 @@ def _fence(storage: Storage, found: Inventory, stream: str) -> bool:
     return True
 
 
-def _unfinished(found: Inventory, before: float) -> Iterator[StoredFile]:
+def _unfinished(
+    storage: Storage, found: Inventory, before: float, dry_run: bool
+) -> Iterator[StoredFile]:
     """Yield old unfinished files of streams without a live writer, and of puts."""
-    for file, stream in found.staged():
-        if file.modified < before and not (stream and found.is_held(stream)):
-            yield file
+    old = [item for item in found.staged() if item[0].modified < before]
+    for stream, items in places.by(old, lambda item: item[1]).items():
+        if stream is not None and found.is_held(stream):
+            continue
+        if stream is None or dry_run or _fence(storage, found, stream):
+            yield from (file for file, _ in items)
 
 
 def _delete(storage: Storage, items: list[Garbage], progress: Callable[[int, int], None]) -> None:

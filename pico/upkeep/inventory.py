@@ -26,7 +26,9 @@ STAGING = ".staging"
 _OWN = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\.parquet")
 _LEASE = re.compile(rf"{re.escape(LEASES)}/([^/]+)/(\d{{8}})\.json")
 _STAGED = re.compile(rf"{re.escape(STAGING)}/([^/]+)/([0-9a-f]{{32}})/[^/]+\.inprogress")
-_PUT = re.compile(rf"{re.escape(STAGING)}/(?:put/[0-9a-f]{{32}}\.inprogress|probe/[0-9a-f]{{32}})")
+_PUT = re.compile(
+    rf"{re.escape(STAGING)}/(?:put/[0-9a-f]{{32}}\.(?:inprogress|now)|probe/[0-9a-f]{{32}})"
+)
 _LOCK = f"{STAGING}/put/lock"
 _CARDS = {"README.md", ".gitattributes"}
 

@@ -204,7 +204,7 @@ def _rewrite(storage: Storage, transaction: Transaction, item: _Old) -> None:
         for group in range(file.num_row_groups):
             rows = spec.check(file.read_row_group(group))
             if spec.kind == "tensor":
-                table.guarded(entry, lambda r=rows: _check_tensors(r, entry))  # type: ignore[misc]
+                table.guarded(entry, lambda r=rows: check_tensors(r, entry))  # type: ignore[misc]
             files.write(rows)
 
 
@@ -220,8 +220,12 @@ def _check_bytes(storage: Storage, entry: Entry) -> None:
         )
 
 
-def _check_tensors(rows: pa.Table, entry: Entry) -> None:
-    """Compare whole tensors with their content hash; parts are vouched for by their file's."""
+def check_tensors(rows: pa.Table, entry: Entry) -> None:
+    """Compare whole tensors with their content hash; parts are vouched for by their file's.
+
+    Raises:
+        CorruptError: naming the tensor and the file.
+    """
     columns = ("name", "n_parts", "dtype", "shape", "content_hash", "raw")
     keys = rows.select(columns).to_pylist()
     values = rows["value"].combine_chunks()

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from pico import schema
-from pico.errors import NotALakeError
+from pico.errors import NotALakeError, PicoError, one_line
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot, partition
 from pico.lake.storage import Storage
@@ -81,9 +81,10 @@ class _Check:
         sound = [e for e in self._live if e.path not in damaged and e.path not in self._links]
         found += filecheck.repeated_keys(self._storage, sound)
         unclear = {item.run for item in found} | {inventory.owner(s) for s in self._log.lost}
+        readable = Snapshot(self._storage, sound)
         for run in runs:
             if run not in unclear:
-                found += historycheck.check(self._snapshot, run)
+                found += self._history(readable, run)
         if self._deep:
             found += self._tensors(sound)
         counts = {
@@ -120,13 +121,21 @@ class _Check:
                 if finding is not None:
                     yield finding
 
+    def _history(self, readable: Snapshot, run: str) -> list[Finding]:
+        try:
+            return list(historycheck.check(readable, run))
+        except PicoError as error:
+            live = {e.path for e in Snapshot.take(self._storage).all_files()}
+            if any(e.path not in live for e in readable.all_files()):
+                return []  # taken away and collected while it was read
+            return [Finding("file.unreadable", one_line(error), run=run)]
+
     def _tensors(self, sound: Sequence[Entry]) -> Iterator[Finding]:
         """Compare stored tensors with their hashes and statistics, a run at a time."""
         there = {entry.path for entry in sound}
         files = [entry for entry in self._live if _is_tensor_file(entry)]
         for run, of_run in places.by(files, lambda e: partition(e.path)["run"]).items():
-            stats = [e for e in self._snapshot.files("tensor_stats", [run]) if e.path in there]
-            described = filecheck.descriptions(self._storage, stats)
+            described = filecheck.descriptions(self._storage, self._statistics(sound, run))
             for entries in places.by(of_run, lambda e: e.path.rpartition("/")[0]).values():
                 readable = [entry for entry in entries if entry.path in there]
                 is_whole = len(readable) == len(entries)
@@ -136,6 +145,11 @@ class _Check:
                     if finding is not None:
                         yield finding
                 self._step(len(entries))
+
+    def _statistics(self, sound: Sequence[Entry], run: str) -> list[Entry]:
+        return [
+            e for e in sound if e.table == "tensor_stats" and partition(e.path).get("run") == run
+        ]
 
     def _confirmed(self, found: Sequence[Finding]) -> list[Finding]:
         """Look again: leave out what a writer, a resumed run or gc has changed meanwhile."""

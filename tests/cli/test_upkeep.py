@@ -137,3 +137,25 @@ def test_the_methods_do_the_same(lake):
     assert str(opened.migrate()).startswith("nothing to migrate")
     assert seen[-1] == (3, 3)
     assert opened.verify("r").findings == ()
+
+
+def test_rm(lake, capsys):
+    assert run_command(["rm", "r", "--dry-run"]) == 0
+    assert capsys.readouterr().err.startswith("would remove run 'r': 6 files")
+    assert live_files(lake)
+    assert run_command(["rm", "r"]) == 0
+    assert capsys.readouterr().err.startswith("removed run 'r'")
+    assert live_files(lake) == []
+    assert run_command(["rm", "r"]) == 2
+
+
+def test_copy(lake, capsys, tmp_path):
+    other = str(tmp_path / "other")
+    assert run_command(["copy", other, "--run", "r", "--dry-run"]) == 0
+    assert not (tmp_path / "other").exists()
+    assert run_command(["copy", other, "--run", "r", "--as", "again"]) == 0
+    assert pico.Lake.open(other).snapshot().runs() == ["again"]
+    assert pico.Lake.open(lake.url).copy(other, "r", dry_run=True)
+    assert run_command(["verify", "--deep", "--lake", other]) == 0
+    assert run_command(["copy", other, "--run", "x"]) == 2
+    assert "no run 'x'" in capsys.readouterr().err

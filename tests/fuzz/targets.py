@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,6 +217,24 @@ _weights = _stored(lambda bench: bench.lake_file("weights"))
 _scalars = _stored(lambda bench: bench.lake_file("scalars")[:3])
 _both = _stored(lambda b: [*b.lake_file("weights")[:2], *b.lake_file("scalars")[:2]])
 
+
+def _planted(read: Callable[[Bench, Path], Any], is_exact: bool = False) -> Target:
+    """Return a target that goes wrong for some of the damaged files."""
+    return Target(_given("plain.txt", lambda _: b"a whole file" * 50), damaged, read, is_exact)
+
+
+def _is_odd(path: Path) -> bool:
+    return path.read_bytes() != b"a whole file" * 50
+
+
+PLANTED = {
+    "abort": _planted(lambda _, path: os.abort() if _is_odd(path) else None),
+    "hang": _planted(lambda _, path: time.sleep(1e6) if _is_odd(path) else None),
+    "bomb": _planted(lambda _, path: np.ones(1 << 33) if _is_odd(path) else None),
+    "wrong": _planted(lambda _, path: path.read_bytes(), is_exact=True),
+    "foreign": _planted(lambda _, path: {}["key"] if _is_odd(path) else None),
+}
+"""Faults that the pool must find and name."""
 TARGETS = {
     "tensor files": Target(_weights, damaged, _read_tensors, True),
     "tensor files as rows": Target(

@@ -33,7 +33,12 @@ def memory() -> Iterator[Storage]:
         filesystem.rm(url, recursive=True)
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture
+def s3(s3_url) -> Storage:
+    return Storage(s3_url)
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
 def storage(request) -> Storage:
     return request.getfixturevalue(request.param)
 

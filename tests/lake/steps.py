@@ -52,5 +52,6 @@ def assert_clean(storage: Storage) -> None:
 def expire(storage: Storage, stream: str = "train.r") -> None:
     """Make the newest holder of a stream look dead."""
     path = storage.list(f".leases/{stream}")[-1].path
-    record = {**json.loads(storage.read(path)), "heartbeat": time.time() - 500}
+    record = json.loads(storage.read(path)) | {"heartbeat": time.time() - 500}
+    record |= {"process_start": "1"}  # known dead: a store's clock cannot be turned back
     storage.put(path, json.dumps(record).encode())

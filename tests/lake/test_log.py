@@ -1,4 +1,3 @@
-import io
 import uuid
 
 import duckdb
@@ -8,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pico.errors import CorruptError, PicoError, SchemaError
+from pico.errors import CorruptError, PicoError
 from pico.lake import entries, log, snapshot
 from pico.lake.commit import Stream
 from pico.lake.log import FANOUT, Entry
@@ -315,28 +314,3 @@ def test_a_flipped_byte_in_the_log_is_found_or_does_no_harm(local):
             assert log.LogReader(local).entries() == intact, place
         except PicoError as error:
             assert "\n" not in str(error)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"path": "../../etc/x.parquet"}, "no data file of a lake"),
-        ({"path": "/etc/x.parquet"}, "no data file of a lake"),
-        ({"action": "delete"}, "unknown action 'delete'"),
-    ],
-)
-def test_a_hostile_log_is_refused(local, changes, message):
-    data = log.encode([entry(0, **changes)], {})
-    local.put(log.commit_path("train.r", 0), data)
-    with pytest.raises(CorruptError, match=message):
-        Snapshot.take(local)
-
-
-def test_a_log_of_another_version_is_refused(local):
-    rows = pq.read_table(pa.BufferReader(log.encode([entry(0)], {})))
-    newer = {**rows.schema.metadata, b"pico.schema_version": b"2"}
-    sink = io.BytesIO()
-    pq.write_table(rows.replace_schema_metadata(newer), sink)
-    local.put(log.commit_path("train.r", 0), sink.getvalue())
-    with pytest.raises(SchemaError, match="schema version 2 of table log"):
-        Snapshot.take(local)

@@ -12,7 +12,7 @@ import pytest
 from pico.lake import log
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
-from tests.lake.steps import assert_clean, steps
+from tests.lake.steps import assert_clean, data_files, live_files, steps
 from tests.stress import figures, forks, kill_loop, racers
 
 
@@ -101,3 +101,26 @@ def test_eight_runs_are_written_at_once_while_readers_read(tmp_path):
         assert kill_loop.small_run.shown(Snapshot.take(storage), f"r{i}").rows == wanted[-1].rows
     assert_clean(storage)
     figures.note("races", kind="8 runs at once with 2 readers", tried=1, survived=1)
+
+
+def test_files_of_a_live_writer_are_never_collected(tmp_path):
+    url, storage, grace = str(tmp_path / "lake"), Storage(str(tmp_path / "lake")), 1.0
+    writer = forks.start(racers.hold, url, tmp_path, "before the log", 120.0)
+    racers.wait_for(tmp_path / "held")
+    wait_until_stopped(writer[0].pid)
+    try:
+        with pytest.raises(EOFError):
+            forks.call(racers.die_before_the_log, url, "dead")
+        unnamed = set(data_files(storage)) - set(live_files(storage))
+        of_dead = {path for path in unnamed if "run=dead" in path}
+        assert len(of_dead) == len(unnamed - of_dead) == 2
+        time.sleep(2 * grace)
+        collected = set(forks.call(racers.collect, url, grace))
+        assert collected >= of_dead
+        assert not collected & (unnamed - of_dead)
+    finally:
+        os.kill(writer[0].pid, signal.SIGCONT)
+    assert forks.answer(*writer) == "committed"
+    assert steps(storage) == ([0, 1], [0, 1])
+    assert_clean(storage)
+    figures.note("races", kind="garbage collected beside a live writer", tried=1, survived=1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -195,13 +196,13 @@ def test_split_and_complex_tensors_have_no_tensor(new_lake: Callable[..., Storag
 def test_files_of_both_layouts_are_one_table(new_lake: Callable[..., Storage]) -> None:
     """Frequent captures lie under `run=` alone; the view shows them beside the others."""
     snapshot = Snapshot.take(new_lake())
-    (entry, *_) = snapshot.files("weights", steps=[2])
+    entry = snapshot.files("weights", steps=[2])[0]
     assert snapshot.storage.folder is not None
     dense = "weights_dense/run=first/dense.parquet"
     (snapshot.storage.folder / dense).parent.mkdir(parents=True)
     (snapshot.storage.folder / entry.path).rename(snapshot.storage.folder / dense)
-    object.__setattr__(entry, "path", dense)
-    connection = session.connect(snapshot)
+    moved = [replace(e, path=dense) if e == entry else e for e in snapshot.all_files()]
+    connection = session.connect(Snapshot(snapshot.storage, moved))
     sql = "SELECT step, count(*) FROM weights WHERE run = 'first' GROUP BY step ORDER BY step"
     assert connection.execute(sql).fetchall() == [(s, len(lake.WEIGHTS)) for s in lake.STEPS]
 
@@ -224,6 +225,97 @@ def test_a_damaged_file_spoils_only_its_table(
             statements.fetch(statements.query(connection, f"SELECT * FROM {table}"))
         assert "\n" not in str(caught.value)
         assert ".parquet" in str(caught.value)
+
+
+SPOILS: dict[str, Callable[[bytes], bytes | None]] = {
+    "missing": lambda data: None,
+    "empty": lambda data: b"",
+    "cut": lambda data: data[:-30],
+}
+
+
+@pytest.fixture(params=["local", "memory"])
+def spoilt(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Snapshot]:
+    """A function that spoils some files of a table of a lake of two runs."""
+    url = str(tmp_path / "lake") if request.param == "local" else f"memory://{tmp_path.name}"
+
+    def spoil(how: str, table: str, places: Collection[int], run: str = "first") -> Snapshot:
+        storage = lake.write_lake(Storage(url))
+        snapshot = Snapshot.take(storage)
+        files = [e for e in snapshot.files(table) if f"/run={run}/" in e.path]
+        for place in places:
+            data = SPOILS[how](storage.read(files[place].path))
+            storage.delete([files[place].path])
+            if data is not None:
+                storage.put(files[place].path, data)
+        return snapshot
+
+    return spoil
+
+
+@pytest.mark.parametrize("how", SPOILS)
+@pytest.mark.parametrize("places", [(0,), (1,), (0, 1, 2)])
+def test_a_lost_file_fails_only_the_queries_that_need_it(
+    spoilt: Callable[..., Snapshot], how: str, places: tuple[int, ...]
+) -> None:
+    snapshot = spoilt(how, "weights", places)
+    connection = session.connect(snapshot)
+    n_rows = len(lake.STEPS) * len(lake.WEIGHTS)
+    count = "SELECT count(len(value)) FROM weights"
+    assert connection.execute(f"{count} WHERE run = 'second'").fetchall() == [(n_rows,)]
+    (kept,) = connection.execute(f"{count} WHERE run = $run", {"run": "second"}).fetchall()
+    assert kept == (n_rows,)
+    for place, step in enumerate(lake.STEPS):
+        one = f"{count} WHERE run = 'first' AND step = {step}"
+        if place in places:
+            assert failure(connection, one)
+        else:
+            assert connection.execute(one).fetchall() == [(len(lake.WEIGHTS),)]
+    for needing in (count, f"{count} WHERE layer = 0", "SELECT sum(gini(tensor)) FROM weights"):
+        message = failure(connection, needing)
+        assert "verify" in message
+    only = session.connect(snapshot, runs=["second"])
+    assert only.execute(count).fetchall() == [(n_rows,)]
+    with pytest.raises(QueryError):
+        statements.fetch(statements.query(connection, "SELECT run FROM weights"))
+
+
+def failure(connection: duckdb.DuckDBPyConnection, sql: str) -> str:
+    with pytest.raises(QueryError) as caught:
+        statements.fetch(statements.query(connection, sql))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_missing_file_is_named(spoilt: Callable[..., Snapshot]) -> None:
+    snapshot = spoilt("missing", "scalars", (0,))
+    path = snapshot.files("scalars")[0].path
+    connection = session.connect(snapshot)
+    assert failure(connection, "SELECT step FROM scalars WHERE step = 2") == (
+        f"table scalars cannot be read: {path} is missing although the log names it; "
+        "see pico verify"
+    )
+    other = "SELECT count(*) FROM scalars WHERE run = 'second'"
+    assert connection.execute(other).fetchall() == [(7,)]
+    assert len(columns(connection, "scalars")) == len(schema.table("scalars").columns)
+
+
+def test_a_file_that_goes_missing_later_is_named(spoilt: Callable[..., Snapshot]) -> None:
+    snapshot = spoilt("missing", "weights", ())
+    connection = session.connect(snapshot)
+    path = snapshot.files("weights")[1].path
+    snapshot.storage.delete([path])
+    message = failure(connection, "SELECT sum(len(value)) FROM weights")
+    assert path in message and message.endswith("is missing; see pico verify")
+
+
+def test_a_table_that_lost_most_of_its_files_is_not_shown_in_part(
+    spoilt: Callable[..., Snapshot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_MANY_LOST", 2)
+    connection = session.connect(spoilt("missing", "weights", (0, 1, 2)))
+    message = failure(connection, "SELECT count(*) FROM weights WHERE run = 'second'")
+    assert message.startswith("table weights cannot be read: weights/run=first/step=0/")
 
 
 def test_rows_of_a_row_table_keep_their_own_step(new_lake: Callable[..., Storage]) -> None:

@@ -117,6 +117,23 @@ def test_tensor_functions_and_views_are_those_of_a_trusted_session(
     assert listed == sorted(entry.path for entry in snapshot.all_files())
 
 
+def test_questions_and_rows_do_not_get_mixed_up(tmp_path: Path) -> None:
+    """DuckDB's threads ask for bytes while rows are on their way to the parent."""
+    storage = Storage(str(tmp_path / "lake"))
+    with Stream(storage, "train.r") as stream:
+        for step in range(60):
+            transaction = stream.begin()
+            value = np.full((300, 300), step, np.float32)
+            rows = [TensorRow({"name": f"w{i}"}, Tensor.of(value + i / 8)) for i in range(3)]
+            write_tensors(transaction, "weights", {"run": "r", "step": step}, rows)
+            transaction.commit()
+    sql = "SELECT step, name, unnest(value[:2000]) AS v FROM weights"
+    found = untrusted.run(Snapshot.take(storage), sql)
+    assert found.num_rows == 60 * 3 * 2000
+    wanted = sum(step + i / 8 for step in range(60) for i in range(3)) * 2000
+    assert sum(found["v"].to_pylist()) == wanted
+
+
 def test_no_rows_keep_their_columns(snapshot: Snapshot) -> None:
     found = untrusted.run(snapshot, "SELECT run, step FROM weights WHERE false")
     assert (found.num_rows, found.column_names) == (0, ["run", "step"])
@@ -174,6 +191,7 @@ NO_SELECT = [
     ";",
     "-- nothing",
     "SELEC 1",
+    "SELECT 1 \x00; COPY (SELECT 1) TO 'OUT/new.csv'",
 ]
 WRITES_IN_A_SELECT = [
     "WITH a AS (COPY (SELECT 1) TO 'FILE' (USE_TMP_FILE false)) SELECT 1",
@@ -256,7 +274,7 @@ def locked(snapshot: Snapshot) -> Iterator[duckdb.DuckDBPyConnection]:
         asked = json.dumps({"path": path, "start": start, "stop": stop})
         return files.read(asked.encode())[1]
 
-    served = confined._Served(snapshot.storage.url, io.BytesIO(), io.BytesIO())
+    served = confined._Served(snapshot.storage.url, {}, io.BytesIO(), io.BytesIO())
     served._ask = read
     connection = session.connect(Snapshot(served, snapshot.all_files()))
     entries = [{"path": entry.path} for entry in snapshot.all_files()]
@@ -418,6 +436,18 @@ def test_a_symbolic_link_inside_the_lake_is_not_followed(tmp_path: Path) -> None
     figures.note("attacks", kind="symbolic links", tried=5, survived=5)
 
 
+def test_a_damaged_file_spoils_only_its_table(tmp_path: Path) -> None:
+    storage = lake.write_lake(Storage(str(tmp_path / "lake")))
+    snapshot = Snapshot.take(storage)
+    files = snapshot.files("scalars")
+    (tmp_path / "lake" / files[0].path).write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    (tmp_path / "lake" / snapshot.files("batches")[0].path).unlink()
+    assert ".parquet" in refusal(snapshot, "SELECT * FROM scalars")
+    assert ".parquet" in refusal(snapshot, "SELECT * FROM batches")
+    found = untrusted.run(snapshot, "SELECT count(*) AS n FROM weights")
+    assert found.to_pydict() == {"n": [24]}
+
+
 def test_what_may_be_asked_tells_nothing_of_this_machine(
     locked: duckdb.DuckDBPyConnection, snapshot: Snapshot
 ) -> None:
@@ -462,6 +492,11 @@ def command(
 def test_the_command_answers(command: Callable[..., tuple[int, str, str]]) -> None:
     code, out, err = command("SELECT count(*) AS n FROM weights", "--format", "csv")
     assert (code, out, err) == (0, "n\n24\n", "")
+
+
+def test_limits_are_for_untrusted_sql(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run_command(["sql", "FROM runs", "--lake", str(place / "lake"), "--time-limit", "5"])
+    assert (code, capsys.readouterr().err) == (2, "error: --time-limit is for --untrusted SQL\n")
 
 
 @pytest.mark.parametrize(

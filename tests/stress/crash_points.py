@@ -108,8 +108,8 @@ def transactions(storage: Storage, told: Path) -> list[str]:
 
 def assert_whole(storage: Storage) -> None:
     for path in data_files(storage):
-        if storage.folder is not None:
-            pq.ParquetFile(storage.folder / path, page_checksum_verification=True).read()
+        with storage.open(path) as file:
+            pq.ParquetFile(file, page_checksum_verification=True).read()
 
 
 def shows(storage: Storage, wanted: Shown) -> bool:
@@ -120,9 +120,9 @@ def _difference(storage: Storage, wanted: Shown) -> str:
     return small_run.shown(Snapshot.take_or_empty(storage)).difference(wanted)
 
 
-def finish(storage: Storage, folder: Path, wanted: list[Shown]) -> None:
+def finish(storage: Storage, folder: Path, wanted: list[Shown], **options: Any) -> None:
     """Resume to the end and compare with the uninterrupted run."""
-    small_run.train(storage, folder / "told")
+    small_run.train(storage, folder / "told", **options)
     snapshot = Snapshot.take(storage)
     found = small_run.shown(snapshot)
     assert found == wanted[-1], found.difference(wanted[-1]) or "files differ in content"

@@ -15,6 +15,7 @@ from pico.lake import lease, log, table
 from pico.lake.commit import Stream
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
+from pico.upkeep.gc import gc
 from tests.lake.steps import add_step, commit_step
 from tests.stress import kill_loop, small_run
 from tests.stress.small_run import Shown
@@ -122,6 +123,20 @@ def hold(url: str, folder: Path, moment: str, time_to_live: float) -> str:
         ended = "committed"
     stream.close()
     return ended
+
+
+def collect(url: str, older_than: float) -> list[str]:
+    """Collect garbage; returns the paths of what was deleted."""
+    return [item.path for item in gc(Storage(url), older_than=older_than).items]
+
+
+def die_before_the_log(url: str, run: str) -> None:
+    """Write the files of a commit into their tables, and be killed before the log names them."""
+    stream = Stream(Storage(url), f"train.{run}")
+    transaction = stream.begin()
+    add_step(transaction, 0, run)
+    log.encode = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    transaction.commit()
 
 
 def take_over(url: str, step: int, time_to_live: float) -> int:

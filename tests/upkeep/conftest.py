@@ -47,17 +47,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from pico.api import Lake
 
     folder = tmp_path_factory.mktemp("trained")
-    record = {
-        "checkpoints": {"every": 3},
-        "weights": True,
-        "gradients": True,
-        "activations": [{"probe": "text", "schedule": {"every": 2}, "sites": ["resid.post"]}],
-        "tensor_stats": {"weights": {"every": 1}, "gradients": {"every": 1}},
-    }
-    config = tiny.config(tiny.write_text(folder / "text.txt"), record=record)
+    tiny.write_text(folder / "text.txt")
     lake = Lake(str(folder / "lake"))
-    lake.train(config, "tiny")
-    lake.compute_metrics(["gini", "frobenius_norm"])
+    lake.train(lakes.config(folder / "lake"), "tiny")
+    for metric in ("gini", "frobenius_norm"):
+        lake.compute_metrics(metric)
     return folder / "lake"
 
 

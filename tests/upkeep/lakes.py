@@ -25,6 +25,19 @@ from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.lake.table import TensorRow
 from pico.upkeep.verify import verify
+from tests.train import tiny
+
+
+def config(lake: Path) -> dict[str, Any]:
+    """Return the config of the trained run, whose text lies beside its lake."""
+    record = {
+        "checkpoints": {"every": 3},
+        "weights": True,
+        "gradients": True,
+        "activations": [{"probe": "text", "schedule": {"every": 2}, "sites": ["resid.post"]}],
+        "tensor_stats": {"weights": {"every": 1}, "gradients": {"every": 1}},
+    }
+    return tiny.config(lake.parent / "text.txt", record=record)
 
 
 def kinds(storage: Storage, **options: Any) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from pico.upkeep import merge
 from pico.upkeep.compact import compact
 from pico.upkeep.gc import gc
 from tests.lake.steps import live_files
+from tests.train import tiny
 from tests.upkeep import lakes
 from tests.upkeep.lakes import kinds, live, take_away
 
@@ -442,3 +444,30 @@ def test_a_kill_at_each_commit_leaves_a_valid_lake(local, monkeypatch):
             continue
         break
     assert survived == 6
+
+
+@pytest.mark.parametrize("step", [pytest.param(0, marks=pytest.mark.slow), 3])
+def test_a_resumed_run_is_the_same_with_and_without_a_merge(trained, tmp_path, step):
+    """From each checkpoint: withdrawn rows, derived ones included, and what is trained anew."""
+    from pico.api import Lake
+
+    plain, merged = (Lake(lakes.copy(trained, tmp_path / name).url) for name in ("a", "b"))
+    files = Snapshot.take(merged.storage).all_files()
+    done = merged.compact()
+    assert {"scalars", "batches", "tensor_stats", "metrics"} <= {m.table for m in done.merges}
+    assert len(Snapshot.take(merged.storage).all_files()) < len(files)
+    assert_same(plain, merged)
+    for lake in (plain, merged):
+        lake.train(lakes.config(trained), "tiny", resume=step)
+    assert_same(plain, merged)
+    merged.compact()
+    merged.gc(0.0)
+    assert_same(plain, merged)
+    assert set(kinds(plain.storage)) == {"file.removed"}
+    assert set(kinds(merged.storage, deep=True)) <= {"file.removed"}
+
+
+def assert_same(one: Any, other: Any) -> None:
+    tiny.assert_same_run(one.storage.url, other.storage.url, "tiny")
+    rows = [tiny.rows(lake.storage.url, "metrics", "tiny") for lake in (one, other)]
+    assert rows[0] and rows[0] == rows[1]

@@ -20,6 +20,7 @@ from pico.lake import log, table
 from pico.lake.commit import Stream, Transaction
 from pico.lake.datafile import PartitionFiles
 from pico.lake.log import Entry
+from pico.lake.objects import Upload
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.schema import table as schema_of
@@ -443,3 +444,17 @@ def _taken_away_lately(storage: Storage, before: set[str]) -> set[str]:
     limit = time.time() - DAY
     young = [f.path for f in storage.list(log.ROOT) if f.modified > limit]
     return {entry.path for path in young for entry in log.read_file(storage, path)} & before
+
+
+def test_unfinished_uploads_are_aborted_when_old(lake, monkeypatch):
+    uploads = [
+        Upload(f"weights/{name}", name, time.time() - age)
+        for name, age in (("old", 2 * DAY), ("new", 5))
+    ]
+    aborted: list[Upload] = []
+    monkeypatch.setattr(Storage, "unfinished_uploads", lambda self, prefix="": uploads)
+    monkeypatch.setattr(Storage, "abort_uploads", lambda self, given: aborted.extend(given))
+    assert [item.path for item in gc(lake, dry_run=True).items] == ["weights/old"]
+    assert aborted == []
+    assert [item.what for item in gc(lake).items] == ["upload"]
+    assert aborted == uploads[:1]

@@ -186,18 +186,47 @@ def test_runs_are_committed_beside_their_trainer_and_data_by_their_data_set(
         assert Snapshot.take(local).read("vocab", ["grown"]).column(0).null_count == 0
 
 
-def grow(folder: Path, *tables: str) -> None:
-    """Add a column to tables, in schema files that were made."""
+def grow(folder: Path, *tables: str, nullable: bool = False) -> None:
+    """Add a column to tables, in schema files that were made; 1 in older rows, or NULL."""
     for name in tables:
         path = folder / f"{name}.json"
         spec = json.loads(path.read_text(encoding="utf-8"))
-        spec["columns"].append(made_up.column("grown", "int32", nullable=False))
-        spec |= {"version": 2, "history": [{"version": 2, "why": "So.", "added": {"grown": 1}}]}
+        spec["columns"].append(made_up.column("grown", "int32", nullable))
+        added = {"grown": None if nullable else 1}
+        spec |= {"version": 2, "history": [{"version": 2, "why": "So.", "added": added}]}
         path.write_text(json.dumps(spec), encoding="utf-8")
 
 
 def streams(storage: Storage) -> dict[str, list[str]]:
     return log.by_stream(log_files(storage))
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_from_files_of_the_older_version_and_from_migrated_ones(
+    tmp_path: Path,
+) -> None:
+    """Every table of a run has grown a column; the batches and weights are what they were."""
+    from pico.api import Lake
+    from tests.train import tiny
+
+    config = tiny.config(tiny.write_text(tmp_path / "text.txt"), optimizer={"schedule": "constant"})
+    half = {**config, "max_steps": 3}
+    (tmp_path / "grown").mkdir()
+    with made_up.schemas(tmp_path / "grown", 1):
+        Lake(str(tmp_path / "whole")).train(config, "tiny")
+        Lake(str(tmp_path / "older")).train(half, "tiny")
+    shutil.copytree(tmp_path / "older", tmp_path / "migrated")
+    names = [name for name, spec in schema.tables().items() if "run" in spec.partition]
+    with made_up.schemas(tmp_path / "grown", 1):
+        grow(tmp_path / "grown" / "schemas-1", *names, nullable=True)
+    with made_up.schemas(tmp_path / "grown", 1):
+        migrate(Storage(str(tmp_path / "migrated")))
+        for lake in ("older", "migrated"):
+            Lake(str(tmp_path / lake)).train(config, "tiny")
+            tiny.assert_same_run(tmp_path / "whole", tmp_path / lake, "tiny", planned=False)
+        found = versions(Storage(str(tmp_path / "older")), "scalars")
+        assert {1, 2} == set(found)
+        assert {2} == set(versions(Storage(str(tmp_path / "migrated")), "scalars"))
 
 
 def test_few_files_are_replaced_at_a_time(old: Storage, monkeypatch: pytest.MonkeyPatch) -> None:

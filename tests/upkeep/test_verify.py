@@ -115,9 +115,15 @@ def test_another_version(lake):
         return rows.replace_schema_metadata(metadata)
 
     lakes.change_rows(lake, live(lake, "scalars")[0], newer)
-    (finding,) = verify(lake).findings
+    (finding,) = verify(lake, deep=True).findings
     assert finding.kind == "file.schema"
     assert "99" in finding.message
+
+
+def test_a_version_that_the_log_tells(lake):
+    lakes.weights(lake, {step: {"a": [step]} for step in range(3)}, run="other")
+    lakes.relog(lake, live(lake, "tensor_stats")[0].path, schema_version=99)
+    assert kinds(lake, deep=True) == ["file.schema"]
 
 
 @pytest.mark.parametrize(
