@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def lake(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[pico.Lake]:
     folder = tmp_path_factory.mktemp("api")
-    url = None if request.param == "local" else "memory://test-api"
+    url = None if request.param == "local" else f"memory://{uuid.uuid4().hex}"
     yield pico.Lake.open(tiny.two_runs(folder, url))
 
 

@@ -13,6 +13,8 @@ import typer
 from rich.console import Console
 from typer.exceptions import Exit
 
+from pico.errors import printable
+
 app = typer.Typer(
     help="A learning-dynamics warehouse for language models.",
     add_completion=False,
@@ -44,7 +46,9 @@ def pico(
 
 def note(message: str) -> None:
     """Say something on standard error, whatever markup it holds."""
-    Console(stderr=True, highlight=False).print(message, markup=False, soft_wrap=True)
+    lines = [printable(line) for line in message.split("\n")]
+    console = Console(stderr=True, highlight=False)
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
 def open_lake(lake: str) -> Any:

@@ -49,6 +49,7 @@ class Stream:
         self.lease = lease.acquire(storage, name)
         try:
             self._seq = log.last_seq(log.listed(storage, name))
+            self.lease.check_log(self._seq)
             if not self.lease.clean:
                 self._publish([], uuid.uuid4().hex)  # fences a predecessor that still lives
                 self._clear_debris()
@@ -98,7 +99,8 @@ class Stream:
         """Write the next log file; an unknown outcome is resolved by reading it back."""
         self.lease.check()
         seq = self._seq + 1
-        metadata = {"txn": txn, "stream": self.name, "epoch": str(self.lease.epoch)}
+        epoch = str(self.lease.epoch)
+        metadata = {"txn": txn, "stream": self.name, "last": str(seq), "epoch": epoch}
         try:
             is_mine = self.storage.put_new(
                 log.commit_path(self.name, seq), log.encode(entries, metadata)
@@ -111,7 +113,7 @@ class Stream:
         if not is_mine and self._txn_at(seq) != txn:
             self.lease.check()
             raise LeaseError(f"another writer committed to {self.name}; this writer stops")
-        self._seq = seq
+        self._seq = self.lease.last_seq = seq
         with contextlib.suppress(LakeError, FileNotFoundError):  # published already; a mere copy
             log.consolidate(self.storage, self.name, seq)
         return seq

@@ -47,6 +47,8 @@ class Holder:
     released: bool = False
     tidy: bool = True
     """Whether a holder that released it left nothing to clear up."""
+    last_seq: int = -1
+    """The stream's last commit when the holder wrote this; -1 for none, or not told."""
 
     def describe(self) -> str:
         """Return words for an error message."""
@@ -68,7 +70,13 @@ class Lease:
     """A held lease with its heartbeat; made by `acquire`."""
 
     def __init__(
-        self, storage: Storage, stream: str, epoch: int, clean: bool, holder_id: str
+        self,
+        storage: Storage,
+        stream: str,
+        epoch: int,
+        clean: bool,
+        holder_id: str,
+        last_seq: int = -1,
     ) -> None:
         """Take over a claimed epoch and start its heartbeat."""
         self.epoch = epoch
@@ -76,6 +84,8 @@ class Lease:
         """Whether the previous holder released the lease; if not, it may have left debris."""
         self._storage, self._stream = storage, stream
         self._id = holder_id
+        self.last_seq = last_seq
+        """The stream's last commit as far as holders have told; whoever commits raises it."""
         self._lost: LeaseError | None = None
         self._released = False
         self._stop = threading.Event()
@@ -92,6 +102,16 @@ class Lease:
         if self._lost is not None:
             raise self._lost
 
+    def check_log(self, last_seq: int) -> None:
+        """Raise `CorruptError` if the log ends before a commit that an earlier holder made."""
+        if last_seq < self.last_seq:
+            raise CorruptError(
+                f"the log of {self._stream} ends at commit {last_seq}, but commit {self.last_seq} "
+                "was made: commits are lost; bring them back, or delete "
+                f".leases/{self._stream} to go on without them"
+            )
+        self.last_seq = last_seq
+
     def release(self, tidy: bool = True) -> None:
         """Stop the heartbeat and let the next writer in at once; a second call does nothing.
 
@@ -105,14 +125,15 @@ class Lease:
         self._thread.join()
         if self._lost is None:
             _let_go.add(self._id)
-            record = _record(self._id, released=True, tidy=tidy)
+            record = _record(self._id, self.last_seq, released=True, tidy=tidy)
             self._storage.put(_path(self._stream, self.epoch), record)
 
     def _beat(self) -> None:
         while not self._stop.wait(TIME_TO_LIVE / 4):
             try:
                 self.check()
-                self._storage.put(_path(self._stream, self.epoch), _record(self._id))
+                record = _record(self._id, self.last_seq)
+                self._storage.put(_path(self._stream, self.epoch), record)
             except LeaseError:
                 return
             except LakeError:
@@ -139,13 +160,14 @@ def acquire(storage: Storage, stream: str) -> Lease:
         )
     epoch = epochs[-1] + 1 if epochs else 1
     holder_id = uuid.uuid4().hex
-    if not storage.put_new(_path(stream, epoch), _record(holder_id)):
+    last_seq = -1 if previous is None else previous.last_seq
+    if not storage.put_new(_path(stream, epoch), _record(holder_id, last_seq)):
         winner = _read(storage, stream, epoch)
         if winner is None or winner.id != holder_id:  # else only the answer was lost
             raise LeaseError(f"another writer has just claimed {stream}; try again")
     storage.delete(_path(stream, old) for old in epochs[:-1])
     clean = previous is None or (previous.released and previous.tidy)
-    return Lease(storage, stream, epoch, clean, holder_id)
+    return Lease(storage, stream, epoch, clean, holder_id, last_seq)
 
 
 def holder(storage: Storage, stream: str) -> Holder | None:
@@ -209,6 +231,7 @@ def _checked(holder: Holder) -> Holder:
         not all(isinstance(word, str) for word in words)
         or not all(isinstance(flag, bool) for flag in flags)
         or not isinstance(holder.pid, int)
+        or not isinstance(holder.last_seq, int)
         or not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
     ):
         raise TypeError("a lease with values of a wrong type")
@@ -216,7 +239,7 @@ def _checked(holder: Holder) -> Holder:
     return holder
 
 
-def _record(holder_id: str, released: bool = False, tidy: bool = True) -> bytes:
+def _record(holder_id: str, last_seq: int, released: bool = False, tidy: bool = True) -> bytes:
     holder = Holder(
         id=holder_id,
         host=platform.node(),
@@ -227,6 +250,7 @@ def _record(holder_id: str, released: bool = False, tidy: bool = True) -> bytes:
         time_to_live=TIME_TO_LIVE,
         released=released,
         tidy=tidy,
+        last_seq=last_seq,
     )
     return json.dumps(asdict(holder)).encode()
 

@@ -7,6 +7,7 @@ snapshot by themselves. Links on the way to the lake's own folder are the owner'
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -28,9 +29,20 @@ def refuse(folder: Path, paths: Iterable[str]) -> None:
         parts = path.split("/")
         for end in range(1, len(parts) + 1):
             part = "/".join(parts[:end])
-            if part not in checked and os.path.islink(f"{folder}/{part}"):
-                raise CorruptError(
-                    f"{part} is a symbolic link, and a lake follows none: put the files themselves "
-                    "in its place"
-                )
+            if part not in checked:
+                _check(folder, part)
             checked.add(part)
+
+
+def _check(folder: Path, part: str) -> None:
+    try:
+        mode = os.lstat(f"{folder}/{part}").st_mode
+    except OSError:
+        return  # whoever opens it will say so
+    if stat.S_ISLNK(mode):
+        raise CorruptError(
+            f"{part} is a symbolic link, and a lake follows none: put the files themselves in its "
+            "place"
+        )
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # reading a pipe would wait for ever
+        raise CorruptError(f"{part} is neither a file nor a folder; a lake has nothing else")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -74,7 +74,7 @@ def read_commit(storage: Storage, stream: str, seq: int) -> Commit:
         FileNotFoundError: if there is no such commit.
     """
     path = commit_path(stream, seq)
-    rows, metadata = entries.decode(storage.read(path), path)
+    rows, metadata = _decoded(storage, path)
     txn = metadata.get(b"pico.txn", b"").decode(errors="replace")
     return Commit(seq, txn, tuple(entries.from_rows(rows)))
 
@@ -248,7 +248,7 @@ def consolidate(storage: Storage, stream: str, seq: int) -> None:
             rows = _copied(storage, stream, level, seq)
         except FileNotFoundError:
             return
-        metadata = {"stream": stream, "first": str(seq - width + 1)}
+        metadata = {"stream": stream, "first": str(seq - width + 1), "last": str(seq)}
         storage.put_new(_level_path(stream, level, seq), encode(rows, metadata))
         level, width = level + 1, width * FANOUT
 
@@ -296,11 +296,29 @@ def _pack(tables: Sequence[pa.Table]) -> tuple[pa.Table, list[pa.Table]]:
 
 def _rows(storage: Storage, path: str) -> pa.Table:
     try:
-        return entries.decode(storage.read(path), path)[0]
+        return _decoded(storage, path)[0]
     except CorruptError as error:
         if "/level=" not in path:
             raise
         raise CorruptError(f"{error}; it only copies commits, delete it to go on") from None
+
+
+def _decoded(storage: Storage, path: str) -> tuple[pa.Table, Mapping[bytes, bytes]]:
+    """Return rows and metadata of a log file that stands where it was written.
+
+    Raises:
+        CorruptError: for a damaged file, and for one that was moved or exchanged for another.
+    """
+    rows, metadata = entries.decode(storage.read(path), path)
+    told = {key: metadata.get(f"pico.{key}".encode(), b"").decode() for key in ("stream", "last")}
+    place = {"stream": path.split("/")[1], "last": str(last_seq([path]))}
+    for key, found in told.items():
+        if found and found != place[key]:  # files of earlier versions do not tell their number
+            raise CorruptError(
+                f"log file {path} was written as that of stream {told['stream']!r}, commit "
+                f"{told['last'] or 'unknown'}; it was moved or exchanged, put it back"
+            )
+    return rows, metadata
 
 
 def _level_path(stream: str, level: int, last: int) -> str:

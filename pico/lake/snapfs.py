@@ -73,7 +73,10 @@ class BlockCache:
         try:
             data = self._fetch(path, begin, end)
             if len(data) != end - begin:
-                raise OSError(f"{path}: the store sent {len(data)} bytes of {end - begin}")
+                raise OSError(
+                    f"{path} is cut short: the store sent {len(data)} of {end - begin} bytes; see "
+                    "pico verify"
+                )
         except BaseException as error:
             with self._lock:
                 for number in run:

@@ -51,6 +51,10 @@ class Storage:
             LakeError: for a URL that carries credentials or has no known protocol.
             MissingExtraError: when the protocol's package is not installed.
         """
+        if not url:
+            raise LakeError(
+                "a lake's URL is empty; name a folder or a URL such as s3://bucket/lake"
+            )
         protocol = url.partition("://")[0] if "://" in url else "file"
         if "://" in url and re.match(r"[^/]*@", url.partition("://")[2]):
             raise LakeError("a lake's URL must not carry credentials; pass storage_options or env")

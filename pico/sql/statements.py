@@ -65,7 +65,7 @@ def message(error: duckdb.Error | UnicodeDecodeError) -> str:
     """Return DuckDB's message in one line, without the copy of the statement that follows it."""
     text = str(error).partition("\n\nLINE ")[0]
     if _TRACEBACK in text:  # of a file system in Python; its last line says it
-        text = text.strip().splitlines()[-1]
+        text = text.strip().splitlines()[-1].removeprefix("OSError: ")
     text = printable(" ".join(text.split()))
     if text.startswith(_UDF_PREFIX):
         _, _, text = text.removeprefix(_UDF_PREFIX).partition(": ")

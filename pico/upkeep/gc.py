@@ -74,7 +74,7 @@ class Collected:
 
 
 def age(given: float | str) -> float:
-    """Return an age in seconds: a number, or a number with `s`, `m`, `h` or `d`.
+    """Return an age in seconds: a number of them, or text with the unit `s`, `m`, `h` or `d`.
 
     >>> age("24h")
     86400.0
@@ -88,8 +88,10 @@ def age(given: float | str) -> float:
         seconds = float(text[:-1]) * unit if unit else float(text)
     except ValueError:
         seconds = math.nan
+    if isinstance(given, str) and seconds and not unit:
+        seconds = math.nan  # `7` might be meant as days
     if not 0 <= seconds < math.inf:
-        raise ConfigError(f"{given!r} is no age; write it like 24h, 7d, 30m or 90s")
+        raise ConfigError(f"{given!r} is no age; write it with its unit: 24h, 7d, 30m or 90s")
     return seconds
 
 
@@ -145,7 +147,14 @@ def _dated(storage: Storage, found: Inventory) -> list[Dated]:
     beside it, which only makes gc wait longer.
     """
     dated: list[Dated] = []
-    for stream, paths in log.by_stream(storage.paths(log.ROOT)).items():
+    streams = log.by_stream(storage.paths(log.ROOT))
+    for stream, holder in found.holders.items():
+        if holder is not None and log.last_seq(streams.get(stream, [])) < holder.last_seq:
+            raise CorruptError(
+                f"commit {holder.last_seq} of {stream} was made and is lost; nothing is deleted "
+                "from a lake whose log lacks commits (pico verify tells more)"
+            )
+    for stream, paths in streams.items():
         gap = log.first_gap(paths)
         if gap >= 0:
             raise CorruptError(
@@ -256,8 +265,10 @@ def _fence(storage: Storage, found: Inventory, stream: str) -> bool:
         return False
     try:
         seq = log.last_seq(log.listed(storage, stream)) + 1
-        metadata = {"txn": uuid.uuid4().hex, "stream": stream, "epoch": str(mine.epoch)}
+        epoch = str(mine.epoch)
+        metadata = {"txn": uuid.uuid4().hex, "stream": stream, "last": str(seq), "epoch": epoch}
         if storage.put_new(log.commit_path(stream, seq), log.encode([], metadata)):
+            mine.last_seq = seq
             log.consolidate(storage, stream, seq)
     finally:
         mine.release(tidy=False)  # what is younger stays for the next writer to clear

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from pico.errors import LakeError, SchemaError
-from pico.lake import log
+from pico.errors import CorruptError, LakeError, SchemaError
+from pico.lake import lease, log
 from pico.lake.log import Entry
 from pico.lake.snapshot import partition
 from pico.lake.storage import Storage
@@ -22,7 +22,7 @@ from pico.upkeep.report import Finding
 
 _READERS = 8
 
-_LOSSES = ("log.gap", "log.damaged")
+_LOSSES = ("log.gap", "log.lost", "log.damaged")
 
 Contents = dict[str, list[Entry] | None]
 """Log file → its entries; None where it cannot be read."""
@@ -68,7 +68,14 @@ def check(storage: Storage, wanted: Callable[[str], bool] = lambda stream: True)
 
 def _look(storage: Storage, wanted: Callable[[str], bool]) -> LogState:
     state = LogState()
+    told = _told(storage)  # before the log is listed, so that the log has what leases tell
     streams = log.by_stream(storage.paths(log.ROOT))
+    for stream, last in told.items():
+        found = log.last_seq(streams.get(stream, []))
+        if found < last and wanted(stream):
+            message = f"the log of {stream} ends at commit {found}, but commit {last} was made"
+            path = log.commit_path(stream, found + 1)
+            state.findings.append(Finding("log.lost", message, path, inventory.owner(stream)))
     for stream, paths in streams.items():
         with ThreadPoolExecutor(_READERS) as pool:
             reads = pool.map(partial(_read, storage), paths)
@@ -87,6 +94,19 @@ def _look(storage: Storage, wanted: Callable[[str], bool]) -> LogState:
     if not state.lost:
         state.findings += _contradictions(state.entries)
     return state
+
+
+def _told(storage: Storage) -> dict[str, int]:
+    """Return the last commit of each stream that a lease tells of."""
+    told = {}
+    for stream in {path.split("/")[1] for path in storage.paths(inventory.LEASES)}:
+        try:
+            holder = lease.holder(storage, stream)
+        except CorruptError:
+            continue  # a finding of its own
+        if holder is not None:
+            told[stream] = holder.last_seq
+    return told
 
 
 def _read(storage: Storage, path: str) -> tuple[list[Entry] | None, Finding | None]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 KINDS: dict[str, tuple[Literal["error", "warning"], str]] = {
     "log.gap": ("error", "a commit is missing although later ones stand"),
+    "log.lost": ("error", "commits at the end of a stream are lost, or all of it"),
     "log.damaged": ("error", "a file of the log cannot be read"),
     "log.level": ("error", "a level file says something else than the commits it copies"),
     "log.level-missing": ("warning", "a level file is missing; the log opens slower"),

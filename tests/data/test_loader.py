@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ def write(storage: Storage, ids: np.ndarray, dataset: str = "text") -> None:
 def snapshot(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Snapshot:
     """A data set of three files, committed out of order."""
     folder = str(tmp_path_factory.mktemp("loader") / "lake")
-    storage = Storage(folder if request.param == "local" else "memory://test-loader")
+    storage = Storage(folder if request.param == "local" else f"memory://{uuid.uuid4().hex}")
     for part in (np.arange(2000, 4500), np.arange(2000), np.arange(4500, N)):
         write(storage, part)
     return Snapshot.take(storage)
@@ -98,7 +99,7 @@ def test_a_batch_is_what_the_order_says(step: int, batch_size: int, seed: int) -
 
 
 def _shared_reader() -> SequenceReader:
-    storage = Storage("memory://test-loader-shared")
+    storage = Storage(f"memory://{uuid.uuid4().hex}")
     if not storage.list("_log"):
         write(storage, np.arange(N))
     return SequenceReader(Snapshot.take(storage), "text")

@@ -19,6 +19,7 @@ TESTS = (
     "tests/lake/test_storage.py",
     "tests/lake/test_commit.py",
     "tests/lake/test_faults.py",
+    "tests/stress/test_crash_s3.py",
 )
 
 
@@ -65,7 +66,7 @@ def test_the_s3_tests_hold_on_ceph(ceph, tests):
     }
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-k", "s3 or world"]
     command = [*command, "-p", "no:cacheprovider", tests]
-    if tests.endswith("test_faults.py"):
+    if tests.endswith(("test_faults.py", "test_crash_s3.py")):
         command = [part for part in command if part not in ("-k", "s3 or world")]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     print(done.stdout.strip().rpartition("\n")[2])

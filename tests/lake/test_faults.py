@@ -16,6 +16,8 @@ from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.lake.table import TensorRow, write_tensors
 from tests.servers.faulty_proxy import FAULTS, FaultyProxy
+from tests.servers.s3 import NAME
+from tests.stress import figures
 
 N_STEPS = 3
 TABLES = ("weights", "gradients")
@@ -123,6 +125,9 @@ def every(world: World, config: dict, fault: str, stride: int, count: int = 1) -
     for first in range(0, 10_000, stride):
         ending = endure(world, config, first, fault, count)
         if ending == "not met" and first >= world.proxy.n_requests:
+            tried = sum(endings.values()) - endings.get("not met", 0)
+            kind = f"{NAME}, a request in turn: {fault}"
+            figures.note("faults", kind=kind, tried=tried, survived=tried)
             return endings
         endings[ending] = endings.get(ending, 0) + 1
     raise AssertionError("training makes no end of requests")

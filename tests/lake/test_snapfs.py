@@ -101,7 +101,7 @@ def test_what_was_not_fetched_is_fetched_again():
 
 def test_a_short_answer_is_an_error():
     cache = BlockCache(lambda path, first, stop: DATA[first : stop - 1])
-    with pytest.raises(OSError, match=f"sent {BLOCK_BYTES - 1} bytes of {BLOCK_BYTES}"):
+    with pytest.raises(OSError, match=f"sent {BLOCK_BYTES - 1} of {BLOCK_BYTES} bytes"):
         cache.read("x", 0, 5, len(DATA))
 
 

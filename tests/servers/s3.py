@@ -24,6 +24,8 @@ import pytest
 
 KEY = os.environ.get("PICO_TEST_S3_KEY", "a-key-for-tests")
 SECRET = os.environ.get("PICO_TEST_S3_SECRET", "a-secret-for-tests")
+NAME = "S3 (Ceph RGW)" if "PICO_TEST_S3" in os.environ else "S3 (moto)"
+"""What the counts of the reliability report call the server."""
 _CLEARED = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_DEFAULT_PROFILE", "AWS_MAX_ATTEMPTS")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def test_tensor_functions_and_views_are_those_of_a_trusted_session(
     kind: str, snapshot: Snapshot
 ) -> None:
     if kind == "memory":
-        snapshot = Snapshot.take(lake.write_lake(Storage("memory://untrusted")))
+        snapshot = Snapshot.take(lake.write_lake(Storage(f"memory://{uuid.uuid4().hex}")))
     sql = (
         "SELECT run, step, name, gini(tensor) AS g, per(tensor) AS p, spectrum(tensor) AS s, "
         "tensor FROM weights ORDER BY run, step, name"
@@ -364,18 +365,13 @@ def test_an_endless_query_is_stopped(sql: str, snapshot: Snapshot, unharmed: Non
 def test_a_tensor_function_that_never_ends_is_killed(tmp_path: Path) -> None:
     """An interrupt cannot reach into a singular value decomposition; the end of the process can."""
     storage = Storage(str(tmp_path / "lake"))
-    big = np.random.default_rng(0).standard_normal((1500, 1500), np.float32)
+    big = np.random.default_rng(0).standard_normal((3000, 3000), np.float32)
     with Stream(storage, "train.r") as stream:
         transaction = stream.begin()
-        rows = [TensorRow({"name": f"w{i}"}, Tensor.of(big * i)) for i in range(1, 5)]
+        rows = [TensorRow({"name": f"w{i}"}, Tensor.of(big * i)) for i in range(1, 4)]
         write_tensors(transaction, "weights", {"run": "r", "step": 0}, rows)
         transaction.commit()
-    sql = (
-        "SELECT sum(effective_rank(tensor)) FROM weights, range(1000) t(i) WHERE hash(name, i) > 0"
-    )
-    sql = sql.replace(
-        "(tensor)", "({'shape': shape, 'value': list_transform(value, lambda x: x + i)})"
-    )
+    sql = "SELECT sum(effective_rank(tensor)) FROM weights"
     assert "ran longer than 1 s" in refusal(Snapshot.take(storage), sql, 1, "2GB")
 
 

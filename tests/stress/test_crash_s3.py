@@ -1,17 +1,22 @@
 """A training process dies before and after each request to an S3 store."""
 
-import os
 import random
 
 import pytest
 
 from tests.lake.test_races import one_gets_each_number
-from tests.servers.s3 import s3_bucket, s3_client, s3_env, s3_options, s3_server  # noqa: F401
+from tests.servers.s3 import (  # noqa: F401
+    NAME,
+    s3_bucket,
+    s3_client,
+    s3_env,
+    s3_options,
+    s3_server,
+)
 from tests.stress import crash_requests, figures, forks
 from tests.stress.crash_points import survive
 
 pytest.importorskip("s3fs", reason="s3fs is not installed")
-STORE = "S3 (Ceph RGW)" if "PICO_TEST_S3" in os.environ else "S3 (moto)"
 CHANGES = ("PutObject", "DeleteObject", "DeleteObjects", "CompleteMultipartUpload")
 
 
@@ -30,10 +35,10 @@ def test_a_crash_before_or_after_any_request(s3_bucket, s3_env, wanted, n_cases)
     if n_cases:
         points = random.Random(8).sample(points, n_cases)
     cases = [(*point, s3_bucket, s3_env, wanted) for point in points]
-    survive(STORE, crash_requests.one_crash, cases)
+    survive(NAME, crash_requests.one_crash, cases)
 
 
 def test_of_eight_processes_exactly_one_gets_each_number_on_s3(s3_bucket, s3_options):  # noqa: F811
     one_gets_each_number(f"s3://{s3_bucket}/lake", s3_options, 15)
-    kind = f"8 processes for one commit number, {STORE}"
+    kind = f"8 processes for one commit number, {NAME}"
     figures.note("races", kind=kind, tried=15, survived=15)

@@ -38,6 +38,7 @@ def test_counts_of_the_same_words_are_added():
 def test_a_mutation_that_no_test_notices_is_told(tmp_path, monkeypatch, after, fails, capsys):
     (tmp_path / "pico").mkdir()
     (tmp_path / "tests").mkdir()
+    (tmp_path / "pico" / "__init__.py").touch()
     (tmp_path / "pico" / "one.py").write_text("ONE = 1\n")
     (tmp_path / "tests" / "test_one.py").write_text(
         "from pico.one import ONE\ndef test_one():\n    assert ONE == 1\n"

@@ -352,6 +352,7 @@ def test_a_damaged_file_is_not_copied(lake: Storage, target: Storage, as_name: s
     assert verify(target).is_sound or Snapshot.take(target).runs() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_name", [None, "twin"])
 def test_stopped_at_random_writes_and_called_again(
     lake: Storage, target: Storage, as_name: str | None, monkeypatch: pytest.MonkeyPatch

@@ -279,6 +279,9 @@ def test_a_damaged_lease(lake):
     assert kinds(lake) == ["lease.damaged"]
 
 
+_UUID = "0a9022b2-e8bb-416d-ba4f-c49c01d38637"
+
+
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
@@ -286,8 +289,8 @@ def test_a_damaged_lease(lake):
         ("_log/notes.txt", "file.foreign"),
         ("weights/notes.txt", "file.intruder"),
         ("weights/run=tiny/step=0/other.parquet", "file.intruder"),
-        (f"weights/run=tiny/step=0/{uuid.uuid4()}.parquet", "file.intruder"),
-        (f"weights/{file_tag('train.tiny')}{str(uuid.uuid4())[8:]}.parquet", "file.intruder"),
+        (f"weights/run=tiny/step=0/{_UUID}.parquet", "file.intruder"),
+        (f"weights/{file_tag('train.tiny')}{_UUID[8:]}.parquet", "file.intruder"),
         ("README.md", None),
     ],
 )
