@@ -50,7 +50,7 @@ def run(pairs: int = 9) -> Result:
 
 
 def _measure(pairs: int) -> Result:
-    result = Result("(f) Seven metrics of matrices; OV spectra of heads")
+    result = Result("(g) Seven metrics of matrices; OV spectra of heads")
     _metrics(result, "24 matrices of 768x3072", (768, 3072), 24, min(pairs, 3), 18.0)
     for name, shape in PICO_SMALL.items():
         _metrics(result, f"pico-small, 12 layers of {name}", shape, 12, pairs, 6.0)
