@@ -15,6 +15,9 @@ READY := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile \
 	--numprocesses $(or $(JOBS),auto) --maxprocesses 8
 
+# What `make reliability` counts, slow tests included; tests/stress/report.py names the same.
+COUNTED := tests/stress tests/lake tests/fuzz tests/sql/test_untrusted.py
+
 .PHONY: help demo test test-slow test-random check format bench reliability schemas wheel-test clean
 
 help: ## list the targets
@@ -26,8 +29,8 @@ demo: $(READY) ## train two nano models into demo-lake/ and ask about them (one 
 test: $(READY) ## run the tests, without the slow ones; ARGS="-k codec" narrows, JOBS=1 runs in turn
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-slow: $(READY) ## run the slow tests alone
-	$(PYTEST) -m slow $(ARGS)
+test-slow: $(READY) ## run the slow tests alone, but for those that `make reliability` runs (half an hour)
+	$(PYTEST) -m slow $(COUNTED:%=--ignore=%) $(ARGS)
 
 test-random: $(READY) ## run the tests in random order (SEED=… repeats one); no test leans on another
 	$(PYTEST) -m "not slow" --random-order $(if $(SEED),--random-order-seed=$(SEED)) $(ARGS)
