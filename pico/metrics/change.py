@@ -134,7 +134,7 @@ def subspace_overlap(x: Array, y: Array, *, k: int = 8) -> float:
 
 def _leading(xp: Any, x: Any, k: int) -> Any:
     """Return the k leading left singular vectors (m, k), or None if there are fewer."""
-    scaled = _scaled(xp, xp.reshape(x, (x.shape[0], -1)))
+    scaled = _scaled(xp, xp.reshape(x, (x.shape[0], math.prod(x.shape[1:]))))
     if scaled is None or min(scaled.shape) < k:
         return None
     vectors, values, _ = xp.linalg.svd(scaled, full_matrices=False)
