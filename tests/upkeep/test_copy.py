@@ -362,7 +362,7 @@ def test_stopped_at_random_writes_and_called_again(
     most = 200 if target.folder is not None else 80  # operations: no staging in memory
     n_stopped = 0
     while True:
-        left = [random_steps.randrange(30, most)]
+        left = [random_steps.randrange(30, most + 60 * n_stopped)]  # in the end it gets through
         with monkeypatch.context() as patch:
             stopping(patch, target.url, left, Stopped())
             try:
