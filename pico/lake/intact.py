@@ -6,7 +6,7 @@ DuckDB and Polars compare no checksums, so whoever does not trust the disk asks 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import xxhash
@@ -20,13 +20,16 @@ _PORTION = 1 << 22
 _READERS = 4
 
 
-def digest(storage: Storage, path: str) -> tuple[int, str]:
-    """Return size in bytes and xxh3-128 of a file."""
+def digest(
+    storage: Storage, path: str, each: Callable[[bytes], object] = lambda portion: None
+) -> tuple[int, str]:
+    """Return size in bytes and xxh3-128 of a file; `each` gets every portion on the way."""
     found, size = xxhash.xxh3_128(), 0
     with storage.open(path) as file:
         while portion := file.read(_PORTION):
             found.update(portion)
             size += len(portion)
+            each(portion)
     return size, found.hexdigest()
 
 

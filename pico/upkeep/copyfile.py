@@ -15,11 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from pico import schema
 from pico.errors import CorruptError
-from pico.lake import table
+from pico.lake import intact, table
 from pico.lake.commit import Transaction, file_tag
 from pico.lake.datafile import PartitionFiles
 from pico.lake.entries import STANDS_FOR
@@ -30,7 +29,6 @@ from pico.upkeep import migrate
 
 COPIED = "copied"
 """Key of `extra` in the log that names the file which another one is a copy of."""
-_CHUNK = 1 << 22
 
 
 class CopyTransaction(Transaction):
@@ -130,14 +128,8 @@ def rewrite(
 
 
 def _pour(source: Storage, entry: Entry, sink: Any) -> None:
-    digest, size = xxhash.xxh3_128(), 0
-    with source.open(entry.path) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-            if sink is not None:
-                sink.write(chunk)
-    if size != entry.bytes or digest.hexdigest() != entry.hash:
+    found = intact.digest(source, entry.path, *([] if sink is None else [sink.write]))
+    if found != (entry.bytes, entry.hash):
         raise CorruptError(
             f"{entry.path} of {source.url} is damaged: its bytes have not the size and hash that "
             "the log says; pico verify tells more"

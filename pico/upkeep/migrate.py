@@ -18,11 +18,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from pico import schema
 from pico.errors import CorruptError, LeaseError, SchemaError
-from pico.lake import codec, entries, log, table
+from pico.lake import codec, entries, intact, log, table
 from pico.lake.commit import Stream, Transaction
 from pico.lake.datafile import PartitionFiles
 from pico.lake.log import Entry
@@ -32,7 +31,6 @@ from pico.lake.storage import Storage
 PORTION_FILES = 64
 PORTION_BYTES = 64 * 1024 * 1024
 """A commit replaces at most so many files, and no further one beyond so many bytes."""
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -209,11 +207,8 @@ def _rewrite(storage: Storage, transaction: Transaction, item: _Old) -> None:
 
 
 def _check_bytes(storage: Storage, entry: Entry) -> None:
-    digest = xxhash.xxh3_128()
-    with storage.open(entry.path) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    if digest.hexdigest() != entry.hash:
+    _, found = intact.digest(storage, entry.path)
+    if found != entry.hash:
         raise CorruptError(
             f"{entry.path} is damaged: its bytes have not the hash that the log says; "
             "pico verify tells more"
