@@ -12,7 +12,6 @@ initialisation that depends on nothing but its seed, and that two models never s
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from pico.config import ModelConfig
 from pico.errors import ConfigError, DataError
+from pico.models import initialisation
 from pico.models.attention import ATTENTION, import_flash_attn
 from pico.models.sampling import sample
 
@@ -237,27 +237,20 @@ class PicoDecoder(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """Draw every weight anew: the same values for the same seed, whatever the device.
+        """Draw every weight anew, as `initialisation.moments` says.
 
-        Norms are 1. Matrices and embeddings are `N(0, 2 / (5 · d_model))`, about `N(0, 0.02²)` at
-        width 768; those that write to the residual stream, `o_proj` and `w_2`, are divided by
-        `sqrt(2 · n_layers)`, so that its variance does not grow with depth.
-
-        References:
-            Nguyen & Salazar, "Transformers without Tears", 2019 (the width rule, as in GPT-NeoX);
-            Radford et al., "Language Models are Unsupervised Multitask Learners", 2019 (depth).
+        The same values for the same seed, whatever the device.
         """
         generator = torch.Generator().manual_seed(seed)
-        std = math.sqrt(2 / (5 * self.config.d_model))
         for name, parameter in self.named_parameters():
             if parameter.is_meta:
                 continue
-            if parameter.dim() == 1:
-                parameter.fill_(1.0)
+            mean, std = initialisation.moments(self.config, name, parameter.dim())
+            if std == 0.0:
+                parameter.fill_(mean)
                 continue
-            residual = name.endswith(("o_proj.weight", "w_2.weight"))
-            scale = std / math.sqrt(2 * self.config.n_layers) if residual else std
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, device="cpu") * scale)
+            drawn = torch.randn(parameter.shape, generator=generator, device="cpu")
+            parameter.copy_(drawn * std + mean)
 
     def hidden(self, input_ids: Tensor, cache: KVCache | None = None) -> Tensor:
         """Return what the unembedding reads: the final norm's output, `(B, T, d_model)`.

@@ -78,7 +78,7 @@ class Recorder:
                 `before_optimizer_step` was called), and its settings and state can be recorded.
             record: what to write and when; see `pico.record.plan`.
             info: columns of the `runs` table that only the caller knows, such as `dataset`,
-                `seq_len`, `seed_init`, `config`.
+                `seq_len`, `seed_init`, `config`; `init`: how each parameter was initialised.
             probes: fixed inputs whose activations `record` asks for.
             scheduler: its `state_dict` goes into checkpoints.
             max_steps: the run's length, if known; otherwise `close` records the last state.

@@ -101,9 +101,19 @@ def describe(
 ) -> Rows:
     """Return the `runs` and `parameters` rows of a new run.
 
+    Args:
+        run: its name.
+        model: the model.
+        parameters: what is known of its parameters.
+        optimizer: whose groups they are in.
+        info: columns of `runs`; `init` beside them says by name how parameters were initialised,
+            as `normal(MEAN, STD)`, `uniform(LOW, HIGH)`, `constant(VALUE)` or in other words.
+
     Raises:
-        RecordError: for a key of `info` that is no column of `runs`.
+        RecordError: for another key of `info` that is no column of `runs`.
     """
+    info = dict(info)
+    init = info.pop("init", {})
     columns = schema.table("runs").column_names
     for key in info:
         if key not in columns:
@@ -132,6 +142,7 @@ def describe(
             **{key: value for key, value in vars(item).items() if key != "shape"},
             "shape": list(item.shape),
             "param_group": groups.get(id(named[item.name])),
+            "init": init.get(item.name),
         }
         for item in parameters
     ]

@@ -36,6 +36,7 @@ from pico.errors import ConfigError
 from pico.lake.names import check_name
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
+from pico.models import initialisation
 from pico.record import plan, probes, withdraw
 from pico.record.probes import Probe
 from pico.record.recorder import Recorder
@@ -211,6 +212,7 @@ class Trainer:
             "tokenizer": made.tokenizer.name,
             "config": json.dumps(configs.as_mapping(config)),
             "extra": json.dumps({"order": order.SHUFFLED}),
+            "init": initialisation.declared(self._model.config, self._model),
         }
         return Recorder(
             self._storage,
