@@ -10,9 +10,25 @@ from __future__ import annotations
 # Importing a module registers the metrics that it defines.
 from pico.metrics.canonical import pwcca, svcca
 from pico.metrics.change import cosine_similarity, relative_change, subspace_overlap
-from pico.metrics.circuits import ov_circuit, ov_spectrum, qk_circuit, qk_spectrum, split_qkv
+from pico.metrics.circuits import (
+    ov_circuit,
+    ov_gradient_pico,
+    ov_spectrum,
+    qk_circuit,
+    qk_spectrum,
+    split_qkv,
+    vo_product,
+)
 from pico.metrics.moments import entry_mean, entry_median, entry_variance, trace
 from pico.metrics.norms import frobenius_norm, inf_norm, l1_norm, max_abs
+from pico.metrics.pico_analyze import (
+    condition_number_pico,
+    frobenius_norm_pico,
+    gini_pico,
+    hoyer_pico,
+    per_pico,
+    pwcca_pico,
+)
 from pico.metrics.registry import compute, get, names
 from pico.metrics.similarity import cka, cka_debiased, cka_rbf, procrustes, rsa
 from pico.metrics.sparsity import excess_kurtosis, gini, hoyer, l1_l2_ratio, zero_fraction
@@ -40,6 +56,7 @@ __all__ = [
     "cka_rbf",
     "compute",
     "condition_number",
+    "condition_number_pico",
     "cosine_similarity",
     "effective_rank",
     "entry_mean",
@@ -47,9 +64,12 @@ __all__ = [
     "entry_variance",
     "excess_kurtosis",
     "frobenius_norm",
+    "frobenius_norm_pico",
     "get",
     "gini",
+    "gini_pico",
     "hoyer",
+    "hoyer_pico",
     "inf_norm",
     "l1_l2_ratio",
     "l1_norm",
@@ -57,11 +77,14 @@ __all__ = [
     "names",
     "nuclear_norm",
     "ov_circuit",
+    "ov_gradient_pico",
     "ov_spectrum",
     "participation_ratio",
     "per",
+    "per_pico",
     "procrustes",
     "pwcca",
+    "pwcca_pico",
     "qk_circuit",
     "qk_spectrum",
     "relative_change",
@@ -76,5 +99,6 @@ __all__ = [
     "subspace_overlap",
     "svcca",
     "trace",
+    "vo_product",
     "zero_fraction",
 ]

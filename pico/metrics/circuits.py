@@ -159,6 +159,80 @@ def qk_spectrum(q: Array, k: Array, n_heads: int, n_kv_heads: int, head: int) ->
     return arrays.like(_thin_spectrum(_qk(q, k, n_heads, n_kv_heads, head)), q)
 
 
+def vo_product(v: Array, o: Array, n_heads: int, n_kv_heads: int, head: int) -> Any:
+    """Return what pico-analyze calls the weights of a head's OV circuit: V_g O_h.
+
+    The factors of `ov_circuit` the other way round, so that neither its size nor its singular
+    values are those of the circuit; only its trace and its eigenvalues other than 0 are.
+
+    Args:
+        v: (n_kv_heads · d_head, d_model), weight of the value projection.
+        o: (d_model, n_heads · d_head), weight of the output projection.
+        n_heads: Number of query heads.
+        n_kv_heads: Number of key and value heads; a divisor of `n_heads`.
+        head: Index of the query head, from 0.
+
+    Returns:
+        (d_head, d_head) float64, of the kind of `v`.
+
+    Raises:
+        MetricError: The shapes do not fit the numbers of heads, or there is no such head.
+
+    Edge cases:
+        NaN and infinite entries spread as in any product.
+
+    Example:
+        >>> import numpy as np
+        >>> vo_product(np.eye(2), np.asarray([[0.0, 1.0], [2.0, 3.0]]), 2, 2, 1).tolist()
+        [[3.0]]
+
+    References:
+        pico-analyze, `src/components/ov_circuit.py` (2025).
+    """
+    thin = _ov(v, o, n_heads, n_kv_heads, head)
+    return arrays.like(thin.right @ thin.left, v)
+
+
+def ov_gradient_pico(
+    v: Array, o: Array, v_grad: Array, o_grad: Array, n_heads: int, n_kv_heads: int, head: int
+) -> Any:
+    """Return what pico-analyze calls the gradient of a head's OV circuit: dO_h V_g + O_h dV_g.
+
+    The change of O_h V_g for a step along the gradients of its factors, to first order; it is not
+    the gradient of the loss by the circuit, which has no parameter of its own.
+
+    Args:
+        v: (n_kv_heads · d_head, d_model), weight of the value projection.
+        o: (d_model, n_heads · d_head), weight of the output projection.
+        v_grad: The gradient of `v`, of its shape.
+        o_grad: The gradient of `o`, of its shape.
+        n_heads: Number of query heads.
+        n_kv_heads: Number of key and value heads; a divisor of `n_heads`.
+        head: Index of the query head, from 0.
+
+    Returns:
+        (d_model, d_model) float64, of the kind of `v`.
+
+    Raises:
+        MetricError: The shapes do not fit the numbers of heads, or there is no such head.
+
+    Edge cases:
+        NaN and infinite entries spread as in any product.
+
+    Example:
+        >>> import numpy as np
+        >>> ov_gradient_pico([[2.0]], [[3.0]], [[0.5]], [[0.1]], 1, 1, 0).tolist()
+        [[1.7]]
+
+    References:
+        pico-analyze, `src/components/ov_circuit.py` (2025).
+    """
+    from_output = _ov(v, o_grad, n_heads, n_kv_heads, head)
+    from_value = _ov(v_grad, o, n_heads, n_kv_heads, head)
+    change = from_output.left @ from_output.right + from_value.left @ from_value.right
+    return arrays.like(change, v)
+
+
 def split_qkv(qkv: Array, n_heads: int, which: str) -> Any:
     """Return the query, key or value weight out of GPT-NeoX's fused projection.
 

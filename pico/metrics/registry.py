@@ -63,10 +63,16 @@ class Metric:
     takes_prepared: bool = False
     """Whether `function` takes an `arrays.Prepared`, and so shares work with its siblings."""
 
+    only_matrices: bool = False
+    """Whether a metric of one tensor takes no tensor of fewer than two dimensions."""
+
+    on_request: bool = False
+    """Whether it is left out where all metrics are computed, and must be asked for by name."""
+
     @property
     def needs_matrix(self) -> bool:
         """Whether the metric is defined only for tensors of two or more dimensions."""
-        return not (self.kind == "tensor" or self.any_shape)
+        return self.only_matrices or not (self.kind == "tensor" or self.any_shape)
 
     def of_spectrum(self, singular_values: arrays.FloatVector, roundoff: float) -> float:
         """Return the value of a metric of kind `spectrum` for entries of the given `roundoff`."""
@@ -83,7 +89,7 @@ def register(
     Args:
         kind: whether the function takes one array or two.
         version: of its numbers.
-        flags: `any_shape` or `takes_prepared` of `Metric`.
+        flags: `any_shape`, `takes_prepared`, `only_matrices` or `on_request` of `Metric`.
     """
 
     def decorate(function: _F) -> _F:

@@ -212,7 +212,7 @@ def rsa(x: Array, y: Array) -> float:
         Kriegeskorte, Mur and Bandettini, Representational similarity analysis (Front. Syst.
         Neurosci., 2008).
     """
-    xp, a, b = _samples(x, y, "rsa")
+    xp, a, b = samples(x, y, "rsa")
     first, second = _dissimilarities(xp, a), _dissimilarities(xp, b)
     if first is None or second is None or a.shape[0] < 3:
         return math.nan
@@ -229,11 +229,12 @@ def centred_samples(x: Array, y: Array, metric: str) -> tuple[Any, Any, Any]:
     Raises:
         MetricError: As the metrics that call it say.
     """
-    xp, a, b = _samples(x, y, metric)
+    xp, a, b = samples(x, y, metric)
     return xp, _centred(xp, a), _centred(xp, b)
 
 
-def _samples(x: Array, y: Array, metric: str) -> tuple[Any, Any, Any]:
+def samples(x: Array, y: Array, metric: str) -> tuple[Any, Any, Any]:
+    """Return the namespace and both inputs as (n_samples, n_features), not centred."""
     xp, a, b = arrays.of_one_device(x, y)
     for which, array in (("x", a), ("y", b)):
         if array.ndim < 2:

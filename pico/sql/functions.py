@@ -129,7 +129,8 @@ def _register_pair_metric(connection: duckdb.DuckDBPyConnection, metric: registr
 
 def _numbers(metric: registry.Metric, source: _Source) -> Callable[..., pa.Array]:
     def udf(*columns: pa.ChunkedArray) -> pa.Array:
-        rows = ((tensor,) for tensor in source.rows(*columns))
+        tensors = source.rows(*columns)
+        rows = ((_matrix_or_none(t) if metric.needs_matrix else t,) for t in tensors)
         return pa.array(bridge.apply(metric.name, metric.function, rows), pa.float64())
 
     return udf

@@ -118,7 +118,7 @@ def _fill(
 def _choose(names: Sequence[str] | None) -> list[registry.Metric]:
     if names is None:
         found = [registry.get(name) for name in registry.names()]
-        return [metric for metric in found if metric.kind != "pair"]
+        return [metric for metric in found if metric.kind != "pair" and not metric.on_request]
     chosen = [registry.get(name) for name in dict.fromkeys(names)]
     pair = next((metric.name for metric in chosen if metric.kind == "pair"), None)
     if pair is not None:
