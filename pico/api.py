@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pico import config as configs
 from pico.config import RunConfig
 from pico.errors import MissingExtraError, RecordError
+from pico.importers.facade import Importers
 from pico.lake import overview
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pico.train.trainer import Outcome, Progress
 
 
-class Lake(Upkeep):
+class Lake(Upkeep, Importers):
     """One lake: its runs, its tables, and what can be asked of them."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
