@@ -37,7 +37,7 @@ def l1_norm(array: Array) -> float:
         Golub and Van Loan, Matrix Computations, 4th ed. (2013), section 2.2.
     """
     x = arrays.prepare(array)
-    return x.unit * float(x.xp.sum(x.magnitudes)) if x.is_ordinary else x.largest
+    return x.unit * x.total if x.is_ordinary else x.largest
 
 
 @register("tensor", takes_prepared=True)
@@ -118,6 +118,6 @@ def inf_norm(matrix: Array) -> float:
     x = arrays.prepare(matrix)
     if not x.is_ordinary:
         return x.largest
-    n_rows = x.wide.shape[0] if x.wide.ndim else 1
-    rows = x.xp.reshape(x.magnitudes, (n_rows, x.n // n_rows))
+    n_rows = x.shape[0] if x.shape else 1
+    rows = x.xp.reshape(x.xp.abs(x.scaled), (n_rows, x.n // n_rows))
     return x.unit * float(x.xp.max(x.xp.sum(rows, axis=1)))

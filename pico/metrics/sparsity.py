@@ -40,10 +40,13 @@ def gini(array: Array) -> float:
         return math.nan
     if x.largest == 0.0:
         return 0.0
-    magnitudes = x.in_order / x.unit
-    where = arrays.device(magnitudes)
-    ranks = x.xp.arange(1 - x.n, x.n, 2, dtype=x.xp.float64, device=where)  # 2i - n - 1
-    ratio: float = float(ranks @ magnitudes) / (x.n * float(x.xp.sum(magnitudes)))
+    where = arrays.device(x.in_order)
+    ranked = 0.0  # Σᵢ (2i - n - 1) |x|₍ᵢ₎ / unit
+    for start, block in x.blocks(x.in_order):
+        first, n = 2 * start + 1 - x.n, block.shape[0]
+        ranks = x.xp.arange(first, first + 2 * n, 2, dtype=x.xp.float64, device=where)
+        ranked += float(ranks @ (block / x.unit))
+    ratio = ranked / (x.n * x.total)
     return max(0.0, ratio)  # equal entries leave a rounding error of either sign
 
 
@@ -72,7 +75,7 @@ def hoyer(array: Array) -> float:
     x = arrays.prepare(array)
     if x.n <= 1 or not x.is_ordinary:
         return math.nan
-    ratio = float(x.xp.sum(x.magnitudes)) / math.sqrt(x.squares)
+    ratio = x.total / math.sqrt(x.squares)
     return min(1.0, max(0.0, (math.sqrt(x.n) - ratio) / (math.sqrt(x.n) - 1.0)))
 
 
@@ -164,4 +167,4 @@ def l1_l2_ratio(array: Array) -> float:
         sparsity" in Hu et al., Latent State Models of Training Dynamics (TMLR, 2023).
     """
     x = arrays.prepare(array)
-    return float(x.xp.sum(x.magnitudes)) / math.sqrt(x.squares) if x.is_ordinary else math.nan
+    return x.total / math.sqrt(x.squares) if x.is_ordinary else math.nan

@@ -48,31 +48,23 @@ def spectrum(matrix: Array) -> Any:
     References:
         Golub and Van Loan, Matrix Computations, 4th ed. (2013), section 8.6.
     """
-    xp, x = arrays.as_float64(matrix)
-    return arrays.like(_singular_values(xp, _as_matrix(xp, x)), matrix)
-
-
-def _as_matrix(xp: Any, x: Any) -> Any:
-    if x.ndim < 2:
+    x = arrays.prepare(matrix)
+    if len(x.shape) < 2:
         raise MetricError(
-            f"singular values need a matrix, and this tensor has shape {tuple(x.shape)}; "
+            f"singular values need a matrix, and this tensor has shape {x.shape}; "
             "metrics for any shape: pico.metrics.names(kind='tensor')"
         )
-    return xp.reshape(x, (x.shape[0], math.prod(x.shape[1:])))
+    return arrays.like(_singular_values(x), matrix)
 
 
-def _singular_values(xp: Any, a: Any) -> Any:
-    n = min(a.shape)
-    device = arrays.device(a)
-    largest = arrays.max_magnitude(xp, a)
-    if not math.isfinite(largest):
-        return xp.full((n,), math.nan, dtype=xp.float64, device=device)
-    if largest == 0.0:
-        return xp.zeros((n,), dtype=xp.float64, device=device)
-    unit = arrays.power_of_two(largest)
-    a = a / unit  # (m, n), magnitudes below 2
-    gram = a.T @ a if a.shape[0] >= a.shape[1] else a @ a.T  # (min(m, n), min(m, n))
+def _singular_values(x: arrays.Prepared) -> Any:
+    xp, m, n = x.xp, x.shape[0], math.prod(x.shape[1:])
+    if not x.is_ordinary:
+        value = 0.0 if x.largest == 0.0 else math.nan
+        return xp.full((min(m, n),), value, dtype=xp.float64, device=arrays.device(x.wide))
+    a = xp.reshape(x.scaled, (m, n))  # magnitudes at most 2
+    gram = a.T @ a if m >= n else a @ a.T  # (min(m, n), min(m, n))
     eigenvalues = xp.linalg.eigvalsh(gram)  # ascending
     if float(eigenvalues[0]) < _GRAM_FLOOR * float(eigenvalues[-1]):
-        return xp.linalg.svdvals(a) * unit
-    return xp.flip(xp.sqrt(eigenvalues)) * unit
+        return xp.linalg.svdvals(a) * x.unit
+    return xp.flip(xp.sqrt(eigenvalues)) * x.unit
