@@ -119,26 +119,36 @@ class Prepared:
         """Whether all entries are finite and one is not 0."""
         return 0.0 < self.largest < math.inf
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether all entries are finite."""
+        return math.isfinite(self.largest)
+
     @cached_property
     def unit(self) -> float:
-        """The power of two below `largest`; only of an ordinary array."""
-        return power_of_two(self.largest)
+        """The power of two below `largest`, 1 for zeros; only of a finite array."""
+        return power_of_two(self.largest) if self.largest else 1.0
 
     @cached_property
     def scaled(self) -> Any:
-        """xᵢ / unit as float64, shape kept, magnitudes at most 2; only of an ordinary array."""
+        """xᵢ / unit as float64, shape kept, magnitudes at most 2; only of a finite array."""
         if self._entries.dtype == np.float32:
             return np.divide(self._entries, self.unit, dtype=np.float64)
         return self._entries / self.unit
 
+    @property
+    def vector(self) -> Any:
+        """`scaled` as a vector (n,); only of a finite array."""
+        return self.xp.reshape(self.scaled, (self.n,))
+
     @cached_property
     def total(self) -> float:
-        """Σ |xᵢ| / unit; only of an ordinary array."""
+        """Σ |xᵢ| / unit; only of a finite array."""
         return math.fsum(float(self.xp.sum(self.xp.abs(block))) for block in self._blocks)
 
     @cached_property
     def squares(self) -> float:
-        """Σ (xᵢ / unit)²; only of an ordinary array."""
+        """Σ (xᵢ / unit)²; only of a finite array."""
         return math.fsum(float(block @ block) for block in self._blocks)
 
     @cached_property
@@ -153,7 +163,7 @@ class Prepared:
     @property
     def _blocks(self) -> Iterator[Any]:
         """`scaled` as vectors, one after the other."""
-        return (block for _, block in self.blocks(self.xp.reshape(self.scaled, (self.n,))))
+        return (block for _, block in self.blocks(self.vector))
 
     def blocks(self, vector: Any) -> Iterator[tuple[int, Any]]:
         """Yield the pieces of a vector (n,) as float64, each with the index of its first entry.

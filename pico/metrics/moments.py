@@ -7,14 +7,13 @@ and `variance` of rows already, hence the prefix: these are of the entries of on
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from pico.metrics import arrays
 from pico.metrics.arrays import Array
 from pico.metrics.registry import register
 
 
-@register("tensor")
+@register("tensor", takes_prepared=True)
 def entry_mean(array: Array) -> float:
     """Mean of the entries.
 
@@ -36,14 +35,11 @@ def entry_mean(array: Array) -> float:
     References:
         Hu et al., Latent State Models of Training Dynamics (TMLR, 2023).
     """
-    scaled = _scaled(array)
-    if scaled is None:
-        return math.nan
-    xp, x, unit = scaled
-    return float(xp.mean(x)) * unit
+    x = arrays.prepare(array)
+    return float(x.xp.mean(x.scaled)) * x.unit if x.n and x.is_finite else math.nan
 
 
-@register("tensor")
+@register("tensor", takes_prepared=True)
 def entry_median(array: Array) -> float:
     """Median of the entries; of an even number of them, the mean of the middle two.
 
@@ -63,16 +59,14 @@ def entry_median(array: Array) -> float:
     References:
         Hu et al., Latent State Models of Training Dynamics (TMLR, 2023).
     """
-    scaled = _scaled(array)
-    if scaled is None:
+    x = arrays.prepare(array)
+    if not x.n or not x.is_finite:
         return math.nan
-    xp, x, unit = scaled
-    x = xp.sort(x, stable=False)
-    n = int(x.shape[0])
-    return 0.5 * (float(x[(n - 1) // 2]) + float(x[n // 2])) * unit
+    in_order = x.xp.sort(x.vector, stable=False)
+    return 0.5 * (float(in_order[(x.n - 1) // 2]) + float(in_order[x.n // 2])) * x.unit
 
 
-@register("tensor")
+@register("tensor", takes_prepared=True)
 def entry_variance(array: Array) -> float:
     """Variance of the entries.
 
@@ -94,15 +88,14 @@ def entry_variance(array: Array) -> float:
     References:
         Hu et al., Latent State Models of Training Dynamics (TMLR, 2023).
     """
-    scaled = _scaled(array)
-    if scaled is None:
+    x = arrays.prepare(array)
+    if not x.n or not x.is_finite:
         return math.nan
-    xp, x, unit = scaled
-    x = x - x[0]  # equal entries become exactly 0
-    return float(xp.mean((x - xp.mean(x)) ** 2)) * unit * unit
+    shifted = x.vector - x.vector[0]  # equal entries become exactly 0
+    return float(x.xp.mean((shifted - x.xp.mean(shifted)) ** 2)) * x.unit * x.unit
 
 
-@register("tensor")
+@register("tensor", takes_prepared=True)
 def trace(matrix: Array) -> float:
     """Sum of the main diagonal, whether the matrix is square or not.
 
@@ -125,20 +118,10 @@ def trace(matrix: Array) -> float:
         Golub and Van Loan, Matrix Computations, 4th ed. (2013), section 7.1; Hu et al., Latent
         State Models of Training Dynamics (TMLR, 2023).
     """
-    xp, x = arrays.as_float64(matrix)
-    if not math.prod(x.shape):
+    x = arrays.prepare(matrix)
+    if not x.n:
         return 0.0
-    if not math.isfinite(arrays.max_magnitude(xp, x)):
+    if not x.is_finite:
         return math.nan
-    rows = xp.reshape(x, (x.shape[0] if x.ndim else 1, -1))
-    return float(xp.sum(xp.linalg.diagonal(rows)))
-
-
-def _scaled(array: Array) -> tuple[Any, Any, float] | None:
-    """Return namespace, entries as a vector of magnitudes below 2, and unit; None if not finite."""
-    xp, x = arrays.as_float64(array)
-    largest = arrays.max_magnitude(xp, x)
-    if not math.prod(x.shape) or not math.isfinite(largest):
-        return None
-    unit = arrays.power_of_two(largest) if largest else 1.0
-    return xp, xp.reshape(x, (-1,)) / unit, unit
+    rows = x.xp.reshape(x.wide, (x.shape[0] if x.shape else 1, -1))
+    return float(x.xp.sum(x.xp.linalg.diagonal(rows)))

@@ -36,7 +36,7 @@ def gini(array: Array) -> float:
         Hurley and Rickard, Comparing Measures of Sparsity (IEEE Trans. Inf. Theory, 2009).
     """
     x = arrays.prepare(array)
-    if not x.n or not math.isfinite(x.largest):
+    if not x.n or not x.is_finite:
         return math.nan
     if x.largest == 0.0:
         return 0.0
@@ -107,7 +107,7 @@ def zero_fraction(array: Array) -> float:
     return float(xp.sum(xp.astype(x == 0.0, xp.float64))) / n if n else math.nan
 
 
-@register("tensor")
+@register("tensor", takes_prepared=True)
 def excess_kurtosis(array: Array) -> float:
     """Excess kurtosis of the entries: 0 for normally distributed ones, more with heavier tails.
 
@@ -129,17 +129,15 @@ def excess_kurtosis(array: Array) -> float:
     References:
         Joanes and Gill, Comparing Measures of Sample Skewness and Kurtosis (JRSS D, 1998), g₂.
     """
-    xp, x = arrays.as_float64(array)
-    largest = arrays.max_magnitude(xp, x)
-    if not math.prod(x.shape) or not math.isfinite(largest) or largest == 0.0:
+    x = arrays.prepare(array)
+    if not x.is_ordinary:
         return math.nan
-    x = xp.reshape(x, (-1,)) / arrays.power_of_two(largest)
-    x = x - x[0]  # equal entries become exactly 0; their mean alone would leave rounding noise
-    x = x - xp.mean(x)
-    largest = arrays.max_magnitude(xp, x)
+    xp, shifted = x.xp, x.vector - x.vector[0]  # equal entries become exactly 0, …
+    shifted = shifted - xp.mean(shifted)  # … where their mean alone would leave rounding noise
+    largest = arrays.max_magnitude(xp, shifted)
     if largest == 0.0:
         return math.nan
-    squares = (x / arrays.power_of_two(largest)) ** 2
+    squares = (shifted / arrays.power_of_two(largest)) ** 2
     return float(xp.mean(squares**2)) / float(xp.mean(squares)) ** 2 - 3.0
 
 
