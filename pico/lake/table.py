@@ -49,6 +49,7 @@ def write_rows(
     table: str,
     partition: Mapping[str, Any],
     batches: pa.Table | Iterable[pa.Table],
+    extra: str | None = None,
 ) -> None:
     """Write rows of a row table as files of a transaction, sorted as its schema says.
 
@@ -58,10 +59,11 @@ def write_rows(
         partition: path keys with their values, `{"run": "tiny"}`.
         batches: rows from `TableSchema.batch`; of several batches each is sorted by itself and
             becomes one or more row groups. No rows write no file.
+        extra: noted in the log beside each file.
     """
     spec = schema.table(table)
     order = [(key, "ascending") for key in spec.sort]
-    with PartitionFiles(transaction, spec, partition) as files:
+    with PartitionFiles(transaction, spec, partition, extra) as files:
         for rows in [batches] if isinstance(batches, pa.Table) else batches:
             ordered = spec.check(rows).sort_by(order)
             for start in range(0, ordered.num_rows, ROW_GROUP_ROWS):

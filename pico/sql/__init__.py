@@ -8,9 +8,9 @@ Nothing here imports torch.
 
 from pico.sql.library import Query, get_query, list_queries, run
 from pico.sql.materialize import compute
-from pico.sql.missing import Summary
 from pico.sql.session import connect
 from pico.sql.statements import fetch, query
+from pico.sql.summary import Summary
 
 __all__ = [
     "Query",

@@ -1,169 +1,234 @@
 """Finds which metrics of which stored tensors the lake does not hold yet.
 
-`materialize` calls `plan`. It is an anti-join of the tensors' keys and content hashes with the rows
-of the `metrics` table, metric version included; it reads keys and hashes, never a value of a
-tensor. Values that the lake holds of an identical tensor are found along the way.
+`materialize` calls `plan` for one run and table at a time. It is an anti-join of the tensors' keys
+and content hashes with the rows of the `metrics` table, arguments, reference and metric version
+included; it reads keys and hashes, never a value of a tensor. Values that the lake holds of an
+identical tensor are found along the way.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import cached_property
 
-import duckdb
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pico import schema
 from pico.lake.snapshot import Snapshot
-from pico.metrics import registry
-from pico.sql import session, statements
-
-QUALIFIERS = ("site", "state", "stage", "probe")
-"""Columns that tell apart tensors of one name; NULL where a table does not have them."""
-DETAILS = ("layer", "component", "param")
-"""Columns that describe a tensor and are copied to its metrics."""
-
-Keys: TypeAlias = tuple[Any, ...]
-"""What tells a stored tensor from the others of its run and table: step, name, qualifiers."""
+from pico.sql import pairs
+from pico.sql.asked import Asked, Label, Reference
+from pico.sql.equals import Elsewhere, Known, kept
+from pico.sql.stored import IDENTITY, Tensors, joined, stored
+from pico.sql.summary import Lack, Summary
+from pico.sql.tasks import Job, by_reference
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What a call of `compute` found and did, in metric values."""
+class Question:
+    """What is wanted of one run and table: metrics of one tensor, or of two."""
 
-    computed: int = 0
-    """Computed from a tensor."""
-    reused: int = 0
-    """Taken from an identical tensor of another step, run or name."""
-    present: int = 0
-    """There already."""
-    skipped: int = 0
-    """Not defined: a metric of matrices for a vector, or complex numbers."""
+    run: str
+    table: str
+    asked: tuple[Asked, ...]
+    reference: Reference | None = None
+    """For metrics of two tensors; the run and, unless it is the same step, the step are numbers."""
 
-    def __str__(self) -> str:
-        """Say it in a line, for people."""
-        return (
-            f"{self.computed} values computed, {self.reused} taken from identical tensors, "
-            f"{self.present} there already, {self.skipped} not defined for their tensor"
-        )
+    @property
+    def runs(self) -> list[str]:
+        """The run, and the other one that it is compared with."""
+        other = self.reference.run if self.reference is not None else None
+        return [self.run] if other is None or other == self.run else [self.run, other]
 
-    def __add__(self, other: Summary) -> Summary:
-        """Add up the counts of two runs."""
-        return Summary(
-            self.computed + other.computed,
-            self.reused + other.reused,
-            self.present + other.present,
-            self.skipped + other.skipped,
-        )
-
-
-@dataclass
-class Row:
-    """A stored tensor, and the metrics of it that are missing."""
-
-    keys: Keys
-    details: Keys
-    tensor_hash: str
-    missing: list[str]
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """What the values are kept under."""
+        return tuple(asked.label for asked in self.asked)
 
 
 @dataclass
 class Work:
     """What one run lacks in one table."""
 
-    run: str
-    table: str
-    rows: list[Row]
-    known: dict[str, dict[str, float]]
-    """Values of identical tensors elsewhere in the lake, by hash and metric."""
-    summary: Summary
+    question: Question
+    own: Tensors
+    """The tensors that lack something."""
+    other: Tensors | None
+    """What each of them is compared with."""
+    hashes: pa.Array
+    """Of each of them: its content hash, of a pair both."""
+    lacks: npt.NDArray[np.bool_]
+    """(tensors, metrics): what is missing."""
+    known: Known
+    """Values of identical tensors, by different hash and metric."""
+    present: list[int]
+    """Values that are there already, by metric."""
+    skipped: list[int]
+    """Tensors that each metric is not defined for, or that have no partner."""
 
     @property
     def n_tensors(self) -> int:
-        """Number of different tensors among the rows."""
-        return len({row.tensor_hash for row in self.rows})
+        """Number of different tensors, or pairs, that lack something."""
+        return len(self.known.hashes)
+
+    @cached_property
+    def at(self) -> npt.NDArray[np.int64]:
+        """For each tensor, the place of its hash in `known`."""
+        found = pc.index_in(self.hashes, value_set=self.known.hashes)
+        return np.asarray(found.to_numpy(zero_copy_only=False), np.int64)
+
+    @cached_property
+    def needed(self) -> npt.NDArray[np.bool_]:
+        """(hashes, metrics): what is missing somewhere."""
+        found = np.zeros_like(self.known.has)
+        np.logical_or.at(found, self.at, self.lacks)
+        return found
+
+    @cached_property
+    def first(self) -> npt.NDArray[np.int64]:
+        """For each hash, the first tensor that has it."""
+        _, first = np.unique(self.at, return_index=True)
+        return first.astype(np.int64)
+
+    @property
+    def to_compute(self) -> npt.NDArray[np.bool_]:
+        """(hashes, metrics): what no identical tensor tells."""
+        return self.needed & ~self.known.has
+
+    @property
+    def summary(self) -> Summary:
+        """What is there already, and what is not defined."""
+        return Summary(present=sum(self.present), skipped=sum(self.skipped))
+
+    def jobs(self) -> list[Job]:
+        """Return what has to be computed, in the order in which it is best read."""
+        to_compute = self.to_compute
+        places = np.flatnonzero(to_compute.any(axis=1))
+        rows = self.first[places]
+        labels = self.question.labels
+        own = self.own.tensors(rows)
+        other = [None] * len(own) if self.other is None else self.other.tensors(rows)
+        n_bytes = self.own.rows["n_bytes"].to_numpy()[rows]
+        jobs = [
+            Job(
+                self.known.hashes[int(place)].as_py(),
+                tensor,
+                partner,
+                tuple(labels[n] for n in np.flatnonzero(to_compute[place])),
+                int(size),
+            )
+            for place, tensor, partner, size in zip(places, own, other, n_bytes, strict=True)
+        ]
+        if self.other is not None:
+            return by_reference(jobs)
+        return sorted(jobs, key=_place)
+
+    def lack(self, elsewhere: Elsewhere) -> Lack:
+        """Say how much is missing and what computing it reads; `elsewhere` takes note of it."""
+        to_compute = self.to_compute
+        to_compute[elsewhere.holds(self.known.hashes)] = False  # another run will have it
+        elsewhere.note(self.question.run, self.known.hashes)
+        rows = self.first[to_compute.any(axis=1)]
+        sides = [self.own] if self.other is None else [self.own, self.other]
+        return Lack(
+            self.question.run,
+            self.question.table,
+            tensors=len(rows),
+            values=int(self.lacks.sum()),
+            to_compute=int(to_compute.sum()),
+            n_bytes=sum(_group_bytes(side, rows) for side in sides),
+        )
 
 
-_TENSORS = """
-CREATE OR REPLACE TEMP TABLE asked AS
-SELECT step, name, {qualifiers}, layer, component, param, content_hash AS tensor_hash, metric,
-    dtype NOT LIKE 'complex%' AND (len(shape) >= 2 OR NOT needs_matrix) AS defined
-FROM {table}, wanted
-WHERE run = $run AND part = 0
-"""
-_KEPT = """
-CREATE TEMP TABLE kept AS
-SELECT run, step, table_name, name, site, state, stage, probe, metric, tensor_hash, value
-FROM metrics SEMI JOIN wanted
-    ON metrics.metric = wanted.metric AND metrics.metric_version = wanted.version
-WHERE head IS NULL AND args IS NULL AND ref_run IS NULL AND ref_step IS NULL AND ref_name IS NULL
-"""
-_MISSING = """
-CREATE OR REPLACE TEMP TABLE missing AS
-SELECT step, name, site, state, stage, probe, layer, component, param, tensor_hash,
-    list(metric ORDER BY metric) AS metrics
-FROM asked ANTI JOIN kept
-    ON kept.run = $run
-    AND kept.table_name = $table
-    AND kept.step = asked.step
-    AND kept.name = asked.name
-    AND kept.site IS NOT DISTINCT FROM asked.site
-    AND kept.state IS NOT DISTINCT FROM asked.state
-    AND kept.stage IS NOT DISTINCT FROM asked.stage
-    AND kept.probe IS NOT DISTINCT FROM asked.probe
-    AND kept.metric = asked.metric
-    AND kept.tensor_hash = asked.tensor_hash
-WHERE defined
-GROUP BY ALL
-"""
-_KNOWN = """
-SELECT tensor_hash, metric, any_value(value)
-FROM kept SEMI JOIN missing USING (tensor_hash)
-WHERE value IS NOT NULL
-GROUP BY ALL
-"""
-_COUNTS = "SELECT count(*) FILTER (WHERE defined), count(*) FILTER (WHERE NOT defined) FROM asked"
+def plan(snapshot: Snapshot, question: Question, elsewhere: Elsewhere | None = None) -> Work:
+    """Find what is missing; reads keys and hashes, never a value of a tensor.
 
-
-def plan(
-    snapshot: Snapshot, runs: Sequence[str], table: str, chosen: Sequence[registry.Metric]
-) -> list[Work]:
-    """Find what is missing; reads keys and hashes, never a value of a tensor."""
-    columns = schema.table(table).column_names
-    qualifiers = [q if q in columns else f"CAST(NULL AS VARCHAR) AS {q}" for q in QUALIFIERS]
-    wanted = pa.table(
-        {
-            "metric": pa.array([metric.name for metric in chosen], pa.string()),
-            "version": pa.array([metric.version for metric in chosen], pa.int32()),
-            "needs_matrix": pa.array([metric.needs_matrix for metric in chosen], pa.bool_()),
-        }
+    Args:
+        snapshot: the files that count.
+        question: run, table, metrics and reference.
+        elsewhere: where to look for identical tensors in other runs; by default nowhere.
+    """
+    run, table, asked = question.run, question.table, question.asked
+    own, other, n_alone = stored(snapshot, run, table), None, 0
+    if question.reference is None:
+        is_defined = _defined(own, asked)
+    else:
+        found = pairs.pair_up(snapshot, own, table, question.reference)
+        own, other, n_alone = found.own, found.other, found.n_alone
+        is_defined = pairs.defined(found, asked)
+    hashes = _hashes(own, other)
+    values = kept(snapshot, run, question.labels)
+    lacks = is_defined & ~_present(values, question, own, other, hashes)
+    lacking = np.flatnonzero(lacks.any(axis=1))
+    work = Work(
+        question,
+        own.take(lacking),
+        other.take(lacking) if other is not None else None,
+        hashes.take(pa.array(lacking)),
+        lacks[lacking],
+        Known(pc.unique(hashes.take(pa.array(lacking))), len(asked)),
+        (is_defined & ~lacks).sum(axis=0).tolist(),
+        ((~is_defined).sum(axis=0) + n_alone).tolist(),
     )
-    connection = session.connect(snapshot)
-    found = []
-    with contextlib.closing(connection), statements.guarded():
-        connection.register("wanted", wanted)
-        connection.execute(_KEPT)
-        for run in runs:
-            tensors = _TENSORS.format(qualifiers=", ".join(qualifiers), table=table)
-            connection.execute(tensors, {"run": run})
-            connection.execute(_MISSING, {"run": run, "table": table})
-            found.append(_work(connection, run, table))
-    return found
+    if work.n_tensors:
+        work.known.learn(values)
+        if elsewhere is not None:
+            elsewhere.teach(snapshot, run, work.known, work.needed)
+    return work
 
 
-def _work(connection: duckdb.DuckDBPyConnection, run: str, table: str) -> Work:
-    """Collect what `plan` has found for one run."""
-    rows = [
-        Row(tuple(row[:6]), tuple(row[6:9]), row[9], list(row[10]))
-        for row in connection.execute("FROM missing ORDER BY ALL").fetchall()
-    ]
-    known: dict[str, dict[str, float]] = {}
-    for tensor_hash, metric, value in connection.execute(_KNOWN).fetchall():
-        known.setdefault(tensor_hash, {})[metric] = value
-    ((n_defined, n_undefined),) = connection.execute(_COUNTS).fetchall()
-    n_missing = sum(len(row.missing) for row in rows)
-    return Work(
-        run, table, rows, known, Summary(present=n_defined - n_missing, skipped=n_undefined)
-    )
+def _defined(tensors: Tensors, asked: Sequence[Asked]) -> npt.NDArray[np.bool_]:
+    """Say for each tensor and metric whether the metric is defined for it."""
+    is_complex = _bools(pc.starts_with(tensors.rows["dtype"], "complex"))
+    is_matrix = _bools(pc.greater_equal(pc.list_value_length(tensors.rows["shape"]), 2))
+    needs_matrix = np.array([item.metric.needs_matrix for item in asked], np.bool_)
+    return ~is_complex[:, None] & (is_matrix[:, None] | ~needs_matrix[None, :])
+
+
+def _present(
+    values: pa.Table, question: Question, own: Tensors, other: Tensors | None, hashes: pa.Array
+) -> npt.NDArray[np.bool_]:
+    """Say for each tensor and metric whether its value is kept."""
+    present = np.zeros((len(own), len(question.asked)), np.bool_)
+    keys: list[pa.ChunkedArray | pa.Array] = [own.rows[name] for name in IDENTITY]
+    nothing = pa.nulls(len(own), pa.string())
+    ref = [nothing, nothing, nothing]
+    if other is not None and question.reference is not None:
+        run = pa.repeat(question.reference.run, len(own))
+        ref = [run, other.rows["global_step"], other.rows["name"]]
+    wanted = joined([*keys, *ref, hashes])
+    columns = [*IDENTITY, "ref_run", "ref_step", "ref_name", "tensor_hash"]
+    rows = values.filter(pc.equal(values["table_name"], question.table))
+    at = pc.index_in(joined(rows[name] for name in columns), value_set=_whole(wanted))
+    found = at.is_valid()
+    present[at.filter(found).to_numpy(), rows["label"].filter(found).to_numpy()] = True
+    return present
+
+
+def _hashes(own: Tensors, other: Tensors | None) -> pa.Array:
+    mine = _whole(own.rows["content_hash"])
+    if other is None:
+        return mine
+    return pc.binary_join_element_wise(mine, _whole(other.rows["content_hash"]), ":")
+
+
+def _group_bytes(tensors: Tensors, places: npt.NDArray[np.int64]) -> int:
+    """Return the stored bytes of values of the row groups that hold these tensors."""
+    rows = tensors.rows.select(["file", "group", "n_bytes"]).take(pa.array(places))
+    sizes = rows.group_by(["file", "group"]).aggregate([("n_bytes", "max")])
+    return int(pc.sum(sizes["n_bytes_max"]).as_py() or 0)
+
+
+def _place(job: Job) -> tuple[str, int, int]:
+    piece = job.tensor.pieces[0]
+    return piece.entry.path, piece.group, piece.row
+
+
+def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _bools(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    return np.asarray(column.to_numpy(zero_copy_only=False), np.bool_)

@@ -18,7 +18,7 @@ from pico.lake.storage import Storage
 from pico.lake.table import TensorRow, write_tensors
 from pico.metrics import registry
 from pico.sql import materialize
-from pico.sql.missing import Summary
+from pico.sql.summary import Summary
 from tests.sql import small_lake as lake
 
 OF_TENSOR = [name for name in registry.names("tensor") if not registry.get(name).on_request]

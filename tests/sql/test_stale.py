@@ -19,6 +19,8 @@ from pico.upkeep import compact
 from tests.record import loops
 
 torch.set_num_threads(1)
+FINDS = ("tensor_jumps",)
+"""Queries that answer with what is unusual: other weights have more or less of it."""
 RECORD = {"checkpoints": {"every": 2}, "weights": True, "gradients": True}
 
 
@@ -97,7 +99,7 @@ def test_what_a_killed_writer_left_is_healed_next_time(
     assert_each_value_once_and_live(lake)
     assert len(kept(lake)) == 7 * 4
     assert done.computed + done.reused == 4 * 4
-    assert stale.heal(storage, LogReader(storage), "plain", "weights") == 0
+    assert stale.heal(storage, LogReader(storage), "weights", "plain") == 0
 
 
 def test_a_second_withdrawal_while_stale_rows_are_taken_away(
@@ -117,7 +119,7 @@ def test_a_second_withdrawal_while_stale_rows_are_taken_away(
         return commit(self)
 
     monkeypatch.setattr(Transaction, "commit", after_going_back)
-    stale.heal(storage, LogReader(storage), "plain", "weights")
+    stale.heal(storage, LogReader(storage), "weights", "plain")
     assert went
     assert_each_value_once_and_live(lake)
     assert {row["global_step"] for row in kept(lake)} == {0, 1, 2}
@@ -158,7 +160,8 @@ def test_every_shipped_query_shows_each_step_once(lake: Path) -> None:
     assert before.keys() == after.keys()
     for name, (columns, rows) in after.items():
         assert len(rows) == len(set(map(repr, rows))), f"{name}: a row twice"
-        assert len(rows) == len(before[name][1]), name
+        if name not in FINDS:
+            assert len(rows) == len(before[name][1]), name
         if "step" in columns:
             keys = [i for i, c in enumerate(columns) if c in _KEYS]
             seen = Counter(tuple(row[i] for i in keys) for row in rows)
@@ -173,9 +176,10 @@ def _answers(storage: Storage, chosen: list[str]) -> dict[str, tuple[list[str], 
     materialize.compute(storage, metrics=chosen)
     found = {}
     for query in library.list_queries():
-        if any(parameter.name == "other" for parameter in query.parameters):
-            continue
         given = {"run": "plain", "step": "1"}
+        needed = {p.name for p in query.parameters if p.required}
+        if any(p.name == "other" for p in query.parameters) or needed - given.keys():
+            continue
         texts = {p.name: given[p.name] for p in query.parameters if p.name in given}
         relation = library.run(session.connect(Snapshot.take(storage)), query, texts)
         found[query.name] = (relation.columns, relation.fetchall())
