@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
@@ -119,7 +120,7 @@ def _bytes(item: tuple[str, torch.Tensor]) -> bytes:
 def _reason(error: Exception) -> str:
     """Return what is wrong with a file, without torch's advice to read it all the same."""
     text = one_line(error)
-    if "Unsupported " in text or "not an allowed global" in text:
+    if re.search(r"GLOBAL|Unsupported (class|global|operand)|blocked", text):
         return "it holds more than tensors and plain values, which pico does not unpickle"
     if isinstance(error, PicoError):
         return text
