@@ -6,7 +6,8 @@ belongs to one run; it remembers what it took at which step, so that nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -15,8 +16,10 @@ from pico.errors import ConfigError, RecordError
 from pico.lake.table import TensorRow
 from pico.models import architecture
 from pico.record import hooks
-from pico.record.hooks import TapPoint, Taps
-from pico.record.plan import ActivationPlan, RecordPlan
+from pico.record.due import Due, Ledger, Wanted
+from pico.record.hooks import Live, TapPoint, Taps
+from pico.record.measure import Measurer, Taken
+from pico.record.plan import STAGES, TABLES, ActivationPlan, MetricsPlan, RecordPlan
 from pico.record.probes import Probe
 
 STATE_TABLES = ("weights", "optimizer")
@@ -32,6 +35,7 @@ class Capture:
         optimizer: torch.optim.Optimizer | None,
         probes: Sequence[Probe],
         resumed: bool,
+        measurer: Measurer,
     ) -> None:
         """Resolve the plan's sites on the model.
 
@@ -41,64 +45,80 @@ class Capture:
         """
         self.parameters = {info.name: info for info in architecture.parameters(model)}
         self._plan, self._model, self._optimizer = plan, model, optimizer
+        self._measurer = measurer
         self._probes = {probe.name: probe for probe in probes}
         self._points = [self._resolve(item) for item in plan.activations]
         self._refuse_twins()
         self._refuse_idle_patterns()
-        self._taken_at: dict[str, int] = {}
+        self._ledger = Ledger()
         embeddings = [i.name for i in self.parameters.values() if i.component == "embed"]
         self._reader = embeddings[0].rpartition(".")[0] if embeddings else ""
         once = plan.frozen == "once"
         self._frozen = {i.name for i in self.parameters.values() if once and not i.trainable}
         self._stored_once = set(self._frozen) if resumed else set()
         self._taps: Taps | None = None
-        self._gradients: list[TensorRow] = []
+        self._tapped: dict[TapPoint, Wanted] = {}
+        self._gradients: list[Taken] = []
         self._stages_seen: set[str] = set()
 
-    def state(self, step: int, is_last: bool, whole: bool) -> dict[str, list[TensorRow]]:
-        """Return the state's tensors that are due at `step`, by table; all of them if `whole`."""
-        taken = {table: self._state_table(table, step, is_last, whole) for table in STATE_TABLES}
-        if self._taken_at.get("activations") != step:
-            taken["activations"] = self._probe_activations(step, is_last)
-            self._taken_at["activations"] = step
+    def state(self, step: int, is_last: bool, whole: bool) -> dict[str, list[Taken]]:
+        """Return what is due of the state at `step`, by table; all is stored if `whole`.
+
+        What was taken at this step before is left out.
+        """
+        taken = {}
+        for table in STATE_TABLES:
+            due = Due.of_table(self._plan, table, step, is_last, whole=whole)
+            taken[table] = self._take(table, step, due)
+        taken["activations"] = self._probe_activations(step, is_last)
         return {table: rows for table, rows in taken.items() if rows}
 
-    def _state_table(self, table: str, step: int, is_last: bool, whole: bool) -> list[TensorRow]:
-        wants = self._plan.weights if table == "weights" else self._plan.optimizer
-        due = wants.schedule.wants(step, is_last)
-        if table == "weights" and self._plan.pairs and step > 0:
-            due = due or wants.schedule.wants(step - 1)
-        already = self._taken_at.get(table) == step
-        if not (due or whole) or already:
+    def _take(self, table: str, step: int, due: Due, stage: str | None = None) -> list[Taken]:
+        """Copy what is due of a table."""
+        if not due:
             return []
-        self._taken_at[table] = step
-        rows = self._take(table, lambda name: whole or wants.matches(name))
-        if table == "weights":
-            self._stored_once |= {row.keys["name"] for row in rows} & self._frozen
-        return rows
+        settled = self._settled() if table == "weights" else set()
+        wanted: dict[str, Wanted] = {}
 
-    def _take(self, table: str, wanted: Callable[[str], bool]) -> list[TensorRow]:
+        def is_wanted(name: str) -> bool:
+            asked = due.of(name)
+            if name in settled:
+                asked = Wanted(metrics=asked.metrics)
+            wanted[name] = self._ledger.remaining(step, (table, name, stage), asked)
+            return bool(wanted[name])
+
+        taken = []
+        for keys, tensor in self._live(table, is_wanted):
+            if stage is not None:
+                keys["stage"] = stage
+            taken.append(self._measurer.take(table, keys, tensor, wanted[keys["name"]]))
         if table == "weights":
-            thawed = {n for n, p in self._model.named_parameters() if p.requires_grad}
-            self._frozen -= thawed
-            settled = self._frozen & self._stored_once
-            return hooks.weights(
-                self._model, self.parameters, lambda n: wanted(n) and n not in settled
-            )
+            stored = {row.keys["name"] for row in taken if row.wanted.stored}
+            self._stored_once |= stored & self._frozen
+        return taken
+
+    def _settled(self) -> set[str]:
+        """Return the names of frozen parameters that are stored already."""
+        self._frozen -= {name for name, p in self._model.named_parameters() if p.requires_grad}
+        return self._frozen & self._stored_once
+
+    def _live(self, table: str, wanted: Callable[[str], bool]) -> Iterator[Live]:
+        if table == "weights":
+            return hooks.weights(self._model, self.parameters, wanted)
         if table == "gradients":
             return hooks.gradients(self._model, self.parameters, wanted)
         if self._optimizer is None:
-            return []
+            return iter(())
         return hooks.optimizer_state(self._optimizer, self._model, self.parameters, wanted)
 
-    def _probe_activations(self, step: int, is_last: bool) -> list[TensorRow]:
+    def _probe_activations(self, step: int, is_last: bool) -> list[Taken]:
         rows = []
         for probe in self._probes.values():
             points = self._due_points(probe.name, step, is_last)
             if points:
-                taps = Taps(self._model, points, self._reader)
+                taps = Taps(self._model, list(points), self._reader)
                 self._run_probe(probe, taps)
-                rows += taps.rows(probe.name, probe.dataset, probe.sequence_ids)
+                rows += _taken(taps.rows(probe.name, probe.dataset, probe.sequence_ids), points)
         return rows
 
     def _run_probe(self, probe: Probe, taps: Taps) -> None:
@@ -116,16 +136,15 @@ class Capture:
 
     def open_step(self, step: int, is_last: bool) -> None:
         """Set the hooks that the coming batch needs."""
-        points = self._due_points(None, step, is_last)
-        if points or self._plan.gradients.schedule.wants(step, is_last):
-            self._taps = Taps(self._model, points, self._reader, is_training=True)
+        self._tapped = self._due_points(None, step, is_last)
+        if self._tapped or self._plan.gradients.schedule.wants(step, is_last):
+            self._taps = Taps(self._model, list(self._tapped), self._reader, is_training=True)
 
     def take_gradients(self, step: int, is_last: bool, stage: str) -> None:
-        """Copy the gradients if they are due at this stage."""
+        """Copy what is due of the gradients at this stage."""
         self._stages_seen.add(stage)
-        wants = self._plan.gradients
-        if stage in wants.stages and wants.schedule.wants(step, is_last):
-            self._gradients += _staged(self._take("gradients", wants.matches), stage)
+        due = Due.of_table(self._plan, "gradients", step, is_last, stage)
+        self._gradients += self._take("gradients", step, due, stage)
 
     def check_complete(self, step: int, is_last: bool) -> None:
         """Refuse to end a step whose gradients were asked for and not taken.
@@ -133,29 +152,29 @@ class Capture:
         Raises:
             RecordError: naming the call that is missing.
         """
-        wants = self._plan.gradients
-        if not wants.schedule.wants(step, is_last):
-            return
         calls = {"raw": "before_optimizer_step", "clipped": "after_clipping"}
-        missing = [stage for stage in wants.stages if stage not in self._stages_seen]
-        if missing:
-            raise RecordError(
-                f"gradients of stage {missing[0]!r} are asked for at step {step} and were not "
-                f"taken; call recorder.{calls[missing[0]]}() before optimizer.step()"
-            )
+        for stage in STAGES:
+            due = Due.of_table(self._plan, "gradients", step, is_last, stage)
+            if due.is_stored_or_measured and stage not in self._stages_seen:
+                raise RecordError(
+                    f"gradients of stage {stage!r} are asked for at step {step} and were not "
+                    f"taken; call recorder.{calls[stage]}() before optimizer.step()"
+                )
 
     def close_step(
         self, dataset: str | None, sequence_ids: Sequence[int]
-    ) -> dict[str, list[TensorRow]]:
+    ) -> dict[str, list[Taken]]:
         """Remove the hooks; return the gradients and activations of the batch, by table."""
-        taken: dict[str, list[TensorRow]] = {"gradients": self._gradients}
+        taken = {"gradients": self._gradients}
         if self._taps is not None:
             self._taps.remove()
             seen = {"input_hash": self._taps.input_hash}
             taken["gradients"] = [
-                TensorRow({**row.keys, **seen}, row.tensor) for row in self._gradients
+                dataclasses.replace(row, keys={**row.keys, **seen}) for row in self._gradients
             ]
-            taken["activations"] = self._taps.rows(None, dataset, sequence_ids)
+            taken["activations"] = _taken(
+                self._taps.rows(None, dataset, sequence_ids), self._tapped
+            )
         self._taps, self._gradients = None, []
         self._stages_seen.clear()
         return {table: rows for table, rows in taken.items() if rows}
@@ -165,18 +184,6 @@ class Capture:
         if self._taps is not None:
             self._taps.remove()
             self._taps = None
-
-    def for_statistics(
-        self, table: str, step: int, is_last: bool, counted: Collection[str]
-    ) -> list[TensorRow]:
-        """Return tensors whose statistics alone are due at `step`; not those of names `counted`."""
-        wants = self._plan.tensor_stats.get(table)
-        if wants is None or not wants.schedule.wants(step, is_last):
-            return []
-        if table == "gradients":
-            counted = {row.keys["name"] for row in self._gradients}
-        rows = self._take(table, lambda name: wants.matches(name) and name not in counted)
-        return _staged(rows, "raw") if table == "gradients" else rows
 
     def _resolve(self, item: ActivationPlan) -> list[TapPoint]:
         if item.probe is not None and item.probe not in self._probes:
@@ -199,24 +206,43 @@ class Capture:
     def _refuse_idle_patterns(self) -> None:
         """Refuse name patterns that fit no tensor, and optimizer state without an optimizer."""
         names = [*self._model.state_dict(), *self.parameters]
-        for table in ("weights", "gradients", "optimizer"):
-            wants = getattr(self._plan, table)
-            if not wants.schedule.is_never and not any(wants.matches(name) for name in names):
+        sites = [tap.point.module_name for points in self._points for tap in points]
+        plans = [(f"record.{table}.names", getattr(self._plan, table), names) for table in TABLES]
+        for item in self._plan.metrics:
+            known = [*(names if {*TABLES} & {*item.tables} else []), *_measured_sites(item, sites)]
+            plans.append(("record.metrics.tensors", item.wants, known))
+        for where, wants, known in plans:
+            if not wants.schedule.is_never and not any(wants.matches(name) for name in known):
                 raise ConfigError(
-                    f"record.{table}.names: no tensor of the model fits {list(wants.names)}; "
-                    f"its names are like {names[0] if names else '(none)'!r}"
+                    f"{where}: no tensor of the model fits {list(wants.names)}; "
+                    f"its names are like {known[0] if known else '(none)'!r}"
                 )
-        if not self._plan.optimizer.schedule.is_never and self._optimizer is None:
-            raise ConfigError("record.optimizer needs the optimizer; pass it to the recorder")
+        measured = any("optimizer" in item.tables for item in self._plan.metrics)
+        if self._optimizer is None and (measured or not self._plan.optimizer.schedule.is_never):
+            where = "record.metrics of optimizer" if measured else "record.optimizer"
+            raise ConfigError(f"{where} needs the optimizer; pass it to the recorder")
 
-    def _due_points(self, probe: str | None, step: int, is_last: bool) -> list[TapPoint]:
-        return [
-            tap
-            for item, points in zip(self._plan.activations, self._points, strict=True)
-            if item.probe == probe and item.schedule.wants(step, is_last)
-            for tap in points
-        ]
+    def _due_points(self, probe: str | None, step: int, is_last: bool) -> dict[TapPoint, Wanted]:
+        """Return the points of one input, or of the batch, at which something is due."""
+        found = {}
+        for item, points in zip(self._plan.activations, self._points, strict=True):
+            due = Due.of_sites(self._plan, item, step, is_last)
+            for tap in points if due and item.probe == probe else ():
+                key = ("activations", tap.point, probe)
+                asked = due.of(tap.point.module_name)
+                wanted = self._ledger.remaining(step, key, asked)
+                if wanted:
+                    found[tap] = wanted
+        return found
 
 
-def _staged(rows: list[TensorRow], stage: str) -> list[TensorRow]:
-    return [TensorRow({**row.keys, "stage": stage}, row.tensor) for row in rows]
+def _measured_sites(item: MetricsPlan, sites: Sequence[str]) -> Sequence[str]:
+    return sites if "activations" in item.tables else ()
+
+
+def _taken(rows: Sequence[TensorRow], wanted: Mapping[TapPoint, Wanted]) -> list[Taken]:
+    """Add to activations what is wanted of them."""
+    by_site = {(tap.point.module_name, tap.point.site): it for tap, it in wanted.items()}
+    return [
+        Taken(row.keys, row.tensor, by_site[row.keys["name"], row.keys["site"]]) for row in rows
+    ]

@@ -1,15 +1,16 @@
 """Takes tensors out of a live model: parameters, gradients, optimizer state, activations.
 
-Called by `recorder` only. Everything returned is a copy in host memory, so that the training loop
-may go on changing the original; every hook that is registered here is removed by the same object.
+Called by `capture` only. Parameters, gradients and optimizer state are yielded live, to be copied
+before the training loop changes them; activations are copies in host memory. Every hook that is
+registered here is removed by the same object.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -17,36 +18,33 @@ import xxhash
 from torch import nn
 
 from pico.errors import RecordError
-from pico.lake import codec
 from pico.lake.table import TensorRow
 from pico.models import architecture
 from pico.models.architecture import ParameterInfo, SitePoint
 from pico.record.tensors import to_host
 
 Positions = Literal["last", "all"] | tuple[int, ...]
+Live: TypeAlias = tuple[dict[str, Any], torch.Tensor]
+"""The key columns of a tensor, and the tensor itself."""
 
 
 def weights(
     model: nn.Module, infos: Mapping[str, ParameterInfo], wanted: Callable[[str], bool]
-) -> list[TensorRow]:
-    """Copy parameters and persistent buffers whose names are wanted, tied ones once."""
+) -> Iterator[Live]:
+    """Yield parameters and persistent buffers whose names are wanted, tied ones once."""
     aliases = {name for name, info in infos.items() if info.alias_of}
-    return [
-        TensorRow(_keys(name, infos), to_host(value))
-        for name, value in model.state_dict().items()
-        if name not in aliases and isinstance(value, torch.Tensor) and wanted(name)
-    ]
+    for name, value in model.state_dict().items():
+        if name not in aliases and isinstance(value, torch.Tensor) and wanted(name):
+            yield _keys(name, infos), value
 
 
 def gradients(
     model: nn.Module, infos: Mapping[str, ParameterInfo], wanted: Callable[[str], bool]
-) -> list[TensorRow]:
-    """Copy the gradients of the parameters whose names are wanted and that have one."""
-    return [
-        TensorRow(_keys(name, infos), to_host(parameter.grad))
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None and wanted(name)
-    ]
+) -> Iterator[Live]:
+    """Yield the gradients of the parameters whose names are wanted and that have one."""
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and wanted(name):
+            yield _keys(name, infos), parameter.grad
 
 
 def optimizer_state(
@@ -54,10 +52,9 @@ def optimizer_state(
     model: nn.Module,
     infos: Mapping[str, ParameterInfo],
     wanted: Callable[[str], bool],
-) -> list[TensorRow]:
-    """Copy the optimizer's buffers of the parameters whose names are wanted."""
+) -> Iterator[Live]:
+    """Yield the optimizer's buffers of the parameters whose names are wanted."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    rows = []
     for parameter, buffers in optimizer.state.items():
         name = names.get(id(parameter))
         if name is None or not wanted(name):
@@ -65,11 +62,10 @@ def optimizer_state(
         for state, value in buffers.items():
             keys = {**_keys(name, infos), "state": state}
             if isinstance(value, torch.Tensor):
-                rows.append(TensorRow(keys, to_host(value)))
+                yield keys, value
             elif isinstance(value, (int, float)):
                 keys["extra"] = json.dumps({"python": type(value).__name__})
-                rows.append(TensorRow(keys, codec.Tensor.of(np.asarray(value))))
-    return rows
+                yield keys, torch.from_numpy(np.asarray(value))
 
 
 @dataclass(frozen=True)

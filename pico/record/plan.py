@@ -9,6 +9,9 @@
         - {probe: text, schedule: pythia, sites: [resid.post, z], layers: [0, 3], positions: last}
         - {schedule: {every: 50}, sites: [attn.out], positions: all}  # without a probe: the batch
       tensor_stats: {weights: {every: 1}, gradients: {every: 1}}
+      metrics:                             # numbers of tensors that need not be stored
+        - {names: [per, gini], every: 20, tables: [weights, gradients], tensors: ["*.o_proj.*"]}
+        - {names: frobenius_norm, tables: [activations]}  # at the sites above, every 100 steps
       scalars: true
       batches: true
       pairs: true                          # weights at s and at s + 1
@@ -17,7 +20,9 @@
       commit_every: 50
 
 `Recorder` calls `parse`; all problems are raised at once. Whatever is recorded at all is recorded
-at the last step too, so that every history ends where the run ends.
+at the last step too, so that every history ends where the run ends. `metrics: [per, gini]` measures
+weights and gradients every 100 steps. Activations are measured at the sites under `activations`; an
+item there with `schedule: never` stores none of them.
 """
 
 from __future__ import annotations
@@ -27,12 +32,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pico.errors import ConfigError, did_you_mean
+from pico.errors import ConfigError, MetricError, did_you_mean
+from pico.metrics import registry
 from pico.record import schedule
 from pico.record.schedule import NEVER, Schedule
 
 STAGES = ("raw", "clipped")
 TABLES = ("weights", "gradients", "optimizer")
+MEASURED = (*TABLES, "activations")
+METRICS_EVERY = 100
+"""Steps between two measurements where `metrics` has no schedule."""
 PROBES = ("text", "repeat")
 
 
@@ -47,6 +56,19 @@ class TensorPlan:
     def matches(self, name: str) -> bool:
         """Say whether one of the name patterns (shell style) fits."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names)
+
+
+NOTHING = TensorPlan()
+"""The plan that wants no tensor."""
+
+
+@dataclass(frozen=True)
+class MetricsPlan:
+    """Which metrics to compute of which tensors, when."""
+
+    names: tuple[str, ...]
+    wants: TensorPlan
+    tables: tuple[str, ...] = ("weights", "gradients")
 
 
 @dataclass(frozen=True)
@@ -70,6 +92,7 @@ class RecordPlan:
     optimizer: TensorPlan = field(default_factory=TensorPlan)
     activations: tuple[ActivationPlan, ...] = ()
     tensor_stats: Mapping[str, TensorPlan] = field(default_factory=dict)
+    metrics: tuple[MetricsPlan, ...] = ()
     scalars: bool = True
     batches: bool = True
     pairs: bool = False
@@ -93,6 +116,7 @@ def parse(record: Mapping[str, Any] | None) -> RecordPlan:
         **dict.fromkeys(TABLES, _tensors),
         "activations": _activations,
         "tensor_stats": _stats,
+        "metrics": _metrics,
         **dict.fromkeys(("scalars", "batches", "pairs"), _flag),
         "frozen": _frozen,
         "probes": _probes,
@@ -108,7 +132,7 @@ def parse(record: Mapping[str, Any] | None) -> RecordPlan:
             problems.append(str(error))
     if not problems:
         plan = RecordPlan(**values)
-        problems += _missing_probes(plan)
+        problems += _missing_probes(plan) + _missing_sites(plan)
     if problems:
         raise ConfigError("; ".join(problems))
     return plan
@@ -120,6 +144,15 @@ def _missing_probes(plan: RecordPlan) -> list[str]:
         f"record.probes: probe {name!r} cannot take settings; built in: {', '.join(PROBES)}"
         for name in plan.probes
         if name not in PROBES and name not in wanted
+    ]
+
+
+def _missing_sites(plan: RecordPlan) -> list[str]:
+    if plan.activations or not any("activations" in item.tables for item in plan.metrics):
+        return []
+    return [
+        "record.metrics measures activations at the sites of record.activations, and there are "
+        "none; list some there (with schedule: never they are not stored)"
     ]
 
 
@@ -145,18 +178,68 @@ def _split(spec: Any, options: Sequence[str], where: str) -> tuple[Any, dict[str
 
 def _tensors(spec: Any, where: str) -> TensorPlan:
     when, options = _split(spec, ("names", "stages"), where)
-    stages = _strings(options.get("stages", ["raw"]), f"{where}.stages")
-    for stage in stages:
-        if stage not in STAGES:
-            raise ConfigError(
-                f"{where}.stages: no stage {stage!r}.{did_you_mean(stage, STAGES)} "
-                f"Use {', '.join(STAGES)}"
-            )
     return TensorPlan(
         _ends(schedule.parse(when, where)),
         _strings(options.get("names", ["*"]), f"{where}.names"),
-        stages,
+        _words(options.get("stages", ["raw"]), STAGES, "stage", f"{where}.stages"),
     )
+
+
+def _metrics(spec: Any, where: str) -> tuple[MetricsPlan, ...]:
+    if spec in (None, False):
+        return ()
+    if isinstance(spec, Mapping):
+        return (_metric(spec, where),)
+    items = [spec] if isinstance(spec, str) else spec
+    if isinstance(items, Sequence) and items:
+        if all(isinstance(item, str) for item in items):
+            return (_metric({"names": items}, where),)
+        if all(isinstance(item, Mapping) for item in items):
+            return tuple(_metric(item, f"{where}[{index}]") for index, item in enumerate(items))
+    raise ConfigError(
+        f"{where} must be names of metrics, a mapping with names, or a list of such mappings, "
+        f"not {spec!r}"
+    )
+
+
+def _metric(spec: Mapping[str, Any], where: str) -> MetricsPlan:
+    when, options = _split(spec, ("names", "tables", "tensors", "stages"), where)
+    if not any(key in spec for key in (*schedule.KEYS, "schedule")):
+        when = {"every": METRICS_EVERY}
+    names = _strings(options.get("names", []), f"{where}.names")
+    if not names:
+        raise ConfigError(f"{where} needs names, for example names: [per, gini]")
+    _check_metrics(names, f"{where}.names")
+    wants = TensorPlan(
+        _ends(schedule.parse(when, where)),
+        _strings(options.get("tensors", ["*"]), f"{where}.tensors"),
+        _words(options.get("stages", ["raw"]), STAGES, "stage", f"{where}.stages"),
+    )
+    tables = options.get("tables", MetricsPlan.tables)
+    return MetricsPlan(names, wants, _words(tables, MEASURED, "table", f"{where}.tables"))
+
+
+def _check_metrics(names: Sequence[str], where: str) -> None:
+    for name in names:
+        try:
+            metric = registry.get(name)
+        except MetricError as error:
+            raise ConfigError(f"{where}: {error}") from None
+        if metric.kind == "pair":
+            raise ConfigError(
+                f"{where}: {name!r} compares two tensors, and training has one at a time; store "
+                f"the tensors and compare them in SQL: {name}(a.tensor, b.tensor)"
+            )
+
+
+def _words(spec: Any, known: Sequence[str], what: str, where: str) -> tuple[str, ...]:
+    """Read a list of words of which all are known."""
+    words = _strings(spec, where)
+    for word in words:
+        if word not in known:
+            hint = did_you_mean(word, known)
+            raise ConfigError(f"{where}: no {what} {word!r}.{hint} Use {', '.join(known)}")
+    return words
 
 
 def _activations(spec: Any, where: str) -> tuple[ActivationPlan, ...]:

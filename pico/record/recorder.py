@@ -18,7 +18,6 @@ import atexit
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -27,26 +26,15 @@ from torch import nn
 
 from pico.errors import RecordError
 from pico.lake.commit import Transaction
-from pico.lake.table import TensorRow, write_tensors
+from pico.lake.table import write_tensors
 from pico.record import plan as plans
 from pico.record import probes as probe_store
 from pico.record import rng, rows, runs
-from pico.record.capture import STATE_TABLES, Capture
+from pico.record.capture import Capture
+from pico.record.measure import Measurer, Taken
 from pico.record.probes import Probe
-from pico.record.rows import RowBuffer, StatsLedger
+from pico.record.rows import BatchNotes, RowBuffer
 from pico.record.writer import QUEUE_BYTES, BackgroundWriter
-
-
-@dataclass
-class _BatchNotes:
-    """What the training loop says about the batch under way."""
-
-    dataset: str | None = None
-    sequence_ids: list[int] = field(default_factory=list)
-    batches: list[dict[str, Any]] = field(default_factory=list)
-    scalars: dict[str, float] = field(default_factory=dict)
-    param_groups: list[dict[str, Any]] = field(default_factory=list)
-    gradients_seen: bool = False
 
 
 class Recorder:
@@ -99,14 +87,15 @@ class Recorder:
         self._plan = plans.parse(record)
         self._optimizer, self._scheduler, self._max_steps = optimizer, scheduler, max_steps
         self._tokens_per_step = (info or {}).get("tokens_per_step")
-        self._capture = Capture(self._plan, model, optimizer, probes, resume_from is not None)
-        self._rows, self._stats, self._ledger = RowBuffer(run), RowBuffer(run), StatsLedger()
-        self._notes = _BatchNotes()
+        self._measurer, is_resumed = Measurer(), resume_from is not None
+        self._capture = Capture(self._plan, model, optimizer, probes, is_resumed, self._measurer)
+        self._rows, self._of_tensors = RowBuffer(run), RowBuffer(run)
+        self._notes = BatchNotes()
         self._checkpoint_at = self._resumed_at = resume_from
         self._closed = False
         self._is_between_calls = False
         storage = runs.storage_of(lake, storage_options)
-        runs.check_free(storage, run, or_resumed=resume_from is not None)
+        runs.check_free(storage, run, or_resumed=is_resumed)
         for probe in probes:
             probe_store.store(storage, probe)
         self._stream, self.n_withdrawn = runs.open_stream(storage, run, resume_from)
@@ -117,18 +106,22 @@ class Recorder:
             else optimizer.register_step_pre_hook(lambda *_: self.before_optimizer_step())
         )
         try:
-            if resume_from is None:
-                parameters = list(self._capture.parameters.values())
-                first = runs.describe(run, model, parameters, optimizer, info or {})
-                self._writer.put(lambda transaction: rows.write(transaction, run, first))
-                if not self._record_state():
-                    self._commit()
-            self._capture.open_step(self.step_number, self._is_last_batch)
+            self._begin(model, info or {})
         except BaseException:
             self.abort()
             raise
         self._is_between_calls = True
         atexit.register(self._close_at_exit)
+
+    def _begin(self, model: nn.Module, info: Mapping[str, Any]) -> None:
+        """Record what a new run begins with, and prepare for the first batch."""
+        if self._resumed_at is None:
+            parameters = list(self._capture.parameters.values())
+            first = runs.describe(self.run, model, parameters, self._optimizer, info)
+            self._writer.put(lambda transaction: rows.write(transaction, self.run, first))
+            if not self._record_state():
+                self._commit()
+        self._capture.open_step(self.step_number, self._is_last_batch)
 
     def __enter__(self) -> Recorder:
         """Return the recorder itself."""
@@ -185,7 +178,6 @@ class Recorder:
         groups = [] if self._optimizer is None else self._optimizer.param_groups
         self._notes.param_groups = [runs.group_row(i, group) for i, group in enumerate(groups)]
         self._capture.take_gradients(self.step_number, self._is_last_batch, "raw")
-        self._put_statistics("gradients", self._is_last_batch)
 
     def after_clipping(self) -> None:
         """Take the gradients again as stage `clipped`, where the plan asks for it."""
@@ -205,13 +197,12 @@ class Recorder:
         self.log(**scalars)
         self._is_between_calls = False
         self._capture.check_complete(self.step_number, self._is_last_batch)
-        notes, self._notes = self._notes, _BatchNotes()
+        notes, self._notes = self._notes, BatchNotes()
         taken = self._capture.close_step(notes.dataset, notes.sequence_ids)
-        for table, tensors in taken.items():
-            self._put_tensors(table, tensors)
+        has_tensors = self._put(taken)
         self._keep(notes)
         self.step_number += 1
-        due = bool(taken) or self.step_number % self._plan.commit_every == 0
+        due = has_tensors or self.step_number % self._plan.commit_every == 0
         if not self._record_state() and due:
             self._commit()
         self._capture.open_step(self.step_number, self._is_last_batch)
@@ -272,6 +263,11 @@ class Recorder:
             self._stream.close()
 
     @property
+    def metrics_seconds(self) -> float:
+        """Seconds spent so far on computing what `record.metrics` asks for."""
+        return self._measurer.seconds
+
+    @property
     def _is_last_batch(self) -> bool:
         return self._max_steps is not None and self.step_number == self._max_steps - 1
 
@@ -282,15 +278,11 @@ class Recorder:
             return False
         is_last = is_last or step == self._max_steps
         whole = unplanned or self._plan.checkpoints.wants(step, is_last)
-        taken = self._capture.state(step, is_last, whole)
-        for table, tensors in taken.items():
-            self._put_tensors(table, tensors)
-        for table in STATE_TABLES:
-            self._put_statistics(table, is_last)
+        has_tensors = self._put(self._capture.state(step, is_last, whole))
         if whole and self._checkpoint_at != step:
             self._checkpoint_at = step
             self._rows.add("checkpoints", step, [self._checkpoint_row(not unplanned)])
-        elif not taken:
+        elif not has_tensors:
             return False
         self._commit()
         return True
@@ -306,7 +298,7 @@ class Recorder:
             **rng.capture(),
         }
 
-    def _keep(self, notes: _BatchNotes) -> None:
+    def _keep(self, notes: BatchNotes) -> None:
         """Keep the rows of the batch that `notes` tells of for the next commit."""
         scalars = [{"name": name, "value": value} for name, value in notes.scalars.items()]
         if self._plan.scalars:
@@ -315,32 +307,32 @@ class Recorder:
         if self._plan.batches:
             self._rows.add("batches", self.step_number, notes.batches)
 
-    def _put_tensors(self, table: str, tensors: list[TensorRow], stored: bool = True) -> None:
+    def _put(self, taken: Mapping[str, list[Taken]]) -> bool:
+        """Queue tensors of the current step by table; says whether any of them is stored."""
+        for table, tensors in taken.items():
+            self._put_table(table, tensors)
+        return any(row.wanted.stored for tensors in taken.values() for row in tensors)
+
+    def _put_table(self, table: str, tensors: list[Taken]) -> None:
         step = self.step_number
         partition = {"run": self.run, "step": step}
-        counted = self._ledger.enter(table, step, tensors)
 
         def job(transaction: Transaction) -> None:
+            stored = [row for row in tensors if row.wanted.stored]
             if stored:
-                write_tensors(transaction, table, partition, tensors)
-            stats = [rows.stats_row(table, row, stored) for row in counted]
-            self._stats.add("tensor_stats", step, stats)
+                write_tensors(transaction, table, partition, stored)
+            stats = [rows.stats_row(table, r, r.wanted.stored) for r in tensors if r.wanted.counted]
+            self._of_tensors.add("tensor_stats", step, stats)
+            self._of_tensors.add("metrics", step, self._measurer.rows(table, tensors))
 
-        if tensors:
-            self._writer.put(job, sum(row.tensor.data.nbytes for row in tensors))
-
-    def _put_statistics(self, table: str, is_last: bool) -> None:
-        step = self.step_number
-        counted = self._ledger.names(table, step)
-        tensors = self._capture.for_statistics(table, step, is_last, counted)
-        self._put_tensors(table, tensors, stored=False)
+        self._writer.put(job, sum(row.tensor.data.nbytes for row in tensors))
 
     def _commit(self) -> None:
         caused = self._rows.take()
 
         def job(transaction: Transaction) -> None:
             rows.write(transaction, self.run, caused)
-            rows.write(transaction, self.run, self._stats.take())
+            rows.write(transaction, self.run, self._of_tensors.take())
 
         self._writer.put(job)
         self._writer.commit()

@@ -1,13 +1,14 @@
 """Rows of the row tables, gathered between two commits.
 
 `Recorder` adds batch-caused rows on the training thread and takes them when it commits; the
-writer's thread adds the statistics of the tensors that it writes. The two never mix: each has its
-own `RowBuffer`, so that a commit holds exactly the rows of its steps.
+writer's thread adds the statistics and metrics of the tensors that it gets. The two never mix:
+each has its own `RowBuffer`, so that a commit holds exactly the rows of its steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pico import schema
@@ -19,6 +20,18 @@ from pico.record.stats import summarize
 _STATS_KEYS = ("name", "layer", "component", "param", "expert", "stage", "state", "site", "probe")
 
 Rows = dict[str, list[dict[str, Any]]]
+
+
+@dataclass
+class BatchNotes:
+    """What the training loop says about the batch under way."""
+
+    dataset: str | None = None
+    sequence_ids: list[int] = field(default_factory=list)
+    batches: list[dict[str, Any]] = field(default_factory=list)
+    scalars: dict[str, float] = field(default_factory=dict)
+    param_groups: list[dict[str, Any]] = field(default_factory=list)
+    gradients_seen: bool = False
 
 
 class RowBuffer:
@@ -38,32 +51,6 @@ class RowBuffer:
         """Return all rows and start anew."""
         rows, self._rows = self._rows, {}
         return rows
-
-
-class StatsLedger:
-    """Which tensors have a `tensor_stats` row at the current step, so that none gets two."""
-
-    def __init__(self) -> None:
-        """Start with none."""
-        self._step = -1
-        self._keys: set[tuple[Any, ...]] = set()
-
-    def names(self, table: str, step: int) -> set[str]:
-        """Return the names of a table's tensors that have a row at `step`."""
-        return {key[1] for key in self._at(step) if key[0] == table}
-
-    def enter(self, table: str, step: int, tensors: Sequence[TensorRow]) -> list[TensorRow]:
-        """Return the tensors that have no row at `step` yet, and note that they get one."""
-        known = self._at(step)
-        keys = [(table, *(row.keys.get(key) for key in _STATS_KEYS)) for row in tensors]
-        fresh = [row for row, key in zip(tensors, keys, strict=True) if key not in known]
-        known.update(keys)
-        return fresh
-
-    def _at(self, step: int) -> set[tuple[Any, ...]]:
-        if step != self._step:
-            self._step, self._keys = step, set()
-        return self._keys
 
 
 def stats_row(table: str, row: TensorRow, stored: bool) -> dict[str, Any]:

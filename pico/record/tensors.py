@@ -11,10 +11,15 @@ import torch
 from pico.lake import codec
 
 
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole of a sharded tensor, and any other as it is; without a graph."""
+    whole: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole.detach()
+
+
 def to_host(tensor: torch.Tensor) -> codec.Tensor:
     """Copy a torch tensor to host memory; a sharded one is gathered first."""
-    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    copied = whole.detach().to("cpu", copy=True).contiguous()
+    copied = gathered(tensor).to("cpu", copy=True).contiguous()
     name = str(copied.dtype).removeprefix("torch.")
     flat = copied.reshape(-1).view(torch.uint8).numpy().view(codec.storage(name))
     return codec.Tensor(name, tuple(copied.shape), flat)

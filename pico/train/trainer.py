@@ -37,14 +37,15 @@ from pico.lake.names import check_name
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.models import initialisation
-from pico.record import plan, probes, withdraw
-from pico.record.probes import Probe
+from pico.record import plan, withdraw
 from pico.record.recorder import Recorder
-from pico.train import batches, checkpoint, device, optim
+from pico.train import batches, checkpoint, device, optim, probing
 from pico.train.checkpoint import Resume
 
 CHECKPOINT_EVERY = 1000
 """Steps between checkpoints where the `record` section does not say."""
+METRICS_SHARE = 0.2
+"""Share of the time beyond which it is told what the metrics of `record` took."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Outcome:
     withdrawn: int = 0
     """Steps that going back to `resumed_from` has taken back."""
     remarks: tuple[str, ...] = ()
-    """What somebody should know: text that was replaced or skipped, a loss that is not finite."""
+    """What somebody should know: text that was replaced or skipped, a loss that is not finite,
+    metrics that took much of the time."""
 
 
 class Trainer:
@@ -124,6 +126,7 @@ class Trainer:
             checkpoint.check_config(self._storage, self._run, self._config)
         if start is not None and self._is_finished(start, is_asked=resume == start):
             return Outcome(self._run, start, start, False, None)
+        began = time.perf_counter()
         self._fabric = device.quiet_fabric(self._config)
         self._set_up()
         if start is not None:
@@ -137,8 +140,9 @@ class Trainer:
             if self._stop:
                 recorder.checkpoint()
         steps, n_withdrawn = recorder.step_number, recorder.n_withdrawn
+        remarks = self._remarks(recorder.metrics_seconds, time.perf_counter() - began)
         return Outcome(
-            self._run, steps, start, self._stop, self._heldout_loss, n_withdrawn, self._remarks()
+            self._run, steps, start, self._stop, self._heldout_loss, n_withdrawn, remarks
         )
 
     def _train(self, recorder: Recorder) -> None:
@@ -151,9 +155,16 @@ class Trainer:
         if n_withdrawn and self._on_data is not None:
             self._on_data(f"going on from step {start}, {n_withdrawn} steps withdrawn", 0, None)
 
-    def _remarks(self) -> tuple[str, ...]:
-        diverged = () if math.isfinite(self._loss_now) else (f"the loss is {self._loss_now}",)
-        return (*self._corpus.remarks, *diverged)
+    def _remarks(self, metrics_seconds: float, seconds: float) -> tuple[str, ...]:
+        remarks = list(self._corpus.remarks)
+        if not math.isfinite(self._loss_now):
+            remarks.append(f"the loss is {self._loss_now}")
+        if metrics_seconds > METRICS_SHARE * seconds:
+            remarks.append(
+                f"record.metrics took {metrics_seconds:.1f} s of {seconds:.1f} s; a larger every, "
+                "or fewer names, takes less"
+            )
+        return tuple(remarks)
 
     def _is_finished(self, start: int, is_asked: bool) -> bool:
         """Whether nothing is left to do: neither a step, nor the held-out loss of the last state.
@@ -221,33 +232,10 @@ class Trainer:
             self._optimizer,
             self._record,
             info=info,
-            probes=self._probes(),
+            probes=probing.built_in(self._storage, self._plan, config, made),
             max_steps=config.max_steps,
             resume_from=start,
         )
-
-    def _probes(self) -> list[Probe]:
-        """Make the built-in probes that the `record` section asks for."""
-        asked = self._plan
-        names = {item.probe for item in asked.activations if item.probe} | set(asked.probes)
-        made = []
-        for name in sorted(names & set(plan.PROBES)):
-            settings = dict(asked.probes.get(name, {}))
-            n = settings.get("n_sequences", 8)
-            seq_len = min(
-                settings.get("seq_len", self._config.data.seq_len), self._config.data.seq_len
-            )
-            if name == "repeat":
-                vocab = self._corpus.tokenizer.vocab_size
-                seed = settings.get("seed", 0)
-                made.append(probes.repeat(vocab, seq_len, n, seed, self._corpus.dataset))
-            elif self._corpus.heldout is not None:
-                reader = SequenceReader(Snapshot.take(self._storage), self._corpus.heldout)
-                ids = list(range(min(n, reader.n_sequences)))
-                made.append(
-                    probes.make("text", reader.rows(ids)[:, :seq_len], self._corpus.heldout, ids)
-                )
-        return made
 
     def _train_step(self, recorder: Recorder, coming: batches.Batches) -> None:
         config, step = self._config, recorder.step_number

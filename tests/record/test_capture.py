@@ -251,3 +251,50 @@ def test_a_tiny_llama_of_transformers(tmp_path: Path) -> None:
     )
     with torch.no_grad():
         assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
+
+
+def test_a_checkpoint_outside_the_schedule_is_whole(tmp_path: Path) -> None:
+    """Although the schedule has taken some of its tensors at that very step."""
+    model = loops.mlp()
+    optimizer = loops.sgd(model)
+    narrow = {"every": 1, "names": ["0.*"]}
+    record = {"weights": narrow, "optimizer": narrow}
+    with Recorder(tmp_path / "lake", "plain", model, optimizer, record) as recorder:
+        for number in range(2):
+            loops.step(model, optimizer, number)
+            recorder.step()
+        recorder.checkpoint()
+        recorder.checkpoint()
+    names = set(loops.state(model))
+    assert tiny.tensors(tmp_path / "lake", "weights", "plain", 2).keys() == names
+    stored = tiny.tensors(tmp_path / "lake", "optimizer", "plain", 2)
+    assert stored.keys() == {(name, "momentum_buffer") for name in names}
+    assert tiny.tensors(tmp_path / "lake", "weights", "plain", 1).keys() == {"0.weight", "0.bias"}
+    (checkpoint,) = tiny.rows(tmp_path / "lake", "checkpoints")
+    assert (checkpoint["global_step"], checkpoint["planned"]) == (2, False)
+    assert len(tiny.rows(tmp_path / "lake", "tensor_stats")) == 2 + (2 + 2) + (4 + 4)
+
+
+def test_close_takes_the_activations_of_the_last_state(tmp_path: Path) -> None:
+    """`close` alone knows which step is the last where the length is not known before."""
+
+    class Floats(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = loops.mlp()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden: torch.Tensor = self.inner(x.float())
+            return hidden
+
+    model = Floats()
+    optimizer = loops.sgd(model)
+    probe = probes.make("mine", np.ones((2, 4), dtype=np.int64), "ones")
+    record = {"activations": {"probe": "mine", "every": 10, "sites": ["inner.0.out"]}}
+    with Recorder(tmp_path / "lake", "plain", model, optimizer, record, probes=[probe]) as recorder:
+        for number in range(2):
+            loops.step(model, optimizer, number)
+            recorder.step()
+    assert loops.numbers(tmp_path / "lake", "activations") == [0, 2]
+    (stored,) = tiny.tensors(tmp_path / "lake", "activations", "plain", 2).values()
+    np.testing.assert_array_equal(stored, model.inner[0](torch.ones(2, 4)).detach().numpy())

@@ -14,6 +14,7 @@ from pico.errors import RecordError
 from pico.models.architecture import SitePoint
 from pico.record import hooks, probes
 from pico.record.hooks import TapPoint, Taps, select_positions
+from pico.record.tensors import to_host
 from tests.record import loops
 
 
@@ -128,16 +129,16 @@ def test_what_is_taken_is_a_copy() -> None:
     model(torch.ones(2, 4)).sum().backward()
     infos: dict = {}
     taken = [
-        *hooks.weights(model, infos, lambda name: True),
-        *hooks.gradients(model, infos, lambda name: True),
-        *taps.rows(None, None, []),
+        *(to_host(live) for _, live in hooks.weights(model, infos, lambda name: True)),
+        *(to_host(live) for _, live in hooks.gradients(model, infos, lambda name: True)),
+        *(row.tensor for row in taps.rows(None, None, [])),
     ]
-    before = [row.tensor.to_numpy().copy() for row in taken]
+    before = [tensor.to_numpy().copy() for tensor in taken]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(7)
             assert parameter.grad is not None
             parameter.grad.fill_(7)
-    assert all((a.tensor.to_numpy() == b).all() for a, b in zip(taken, before, strict=True))
+    assert all((a.to_numpy() == b).all() for a, b in zip(taken, before, strict=True))
     taps.remove()
     taps.remove()

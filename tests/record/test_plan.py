@@ -42,6 +42,11 @@ def test_the_example_of_the_documentation_parses() -> None:
     assert parsed.pairs
     assert parsed.probes == {"text": {"n_sequences": 16}, "repeat": {"n_sequences": 8}}
     assert parsed.tensor_stats.keys() == {"weights", "gradients"}
+    first, second = parsed.metrics
+    assert (first.names, first.wants.names) == (("per", "gini"), ("*.o_proj.*",))
+    assert list(first.wants.schedule.planned(50)) == [0, 20, 40, 50]
+    assert (second.names, second.tables) == (("frobenius_norm",), ("activations",))
+    assert list(second.wants.schedule.planned(250)) == [0, 100, 200, 250]
 
 
 @pytest.mark.parametrize("name", resources.config_names())
@@ -81,6 +86,32 @@ def test_true_asks_for_the_statistics_of_weights_and_gradients() -> None:
         "weights": True,
         "gradients": True,
     }
+
+
+@pytest.mark.parametrize("spec", ["gini", ["gini"], {"names": "gini"}, [{"names": ["gini"]}]])
+def test_metrics_by_default_every_100_steps_of_weights_and_gradients(spec: Any) -> None:
+    (item,) = parse({"metrics": spec}).metrics
+    assert (item.names, item.tables) == (("gini",), ("weights", "gradients"))
+    assert item.wants == dataclasses.replace(
+        plan.TensorPlan(), schedule=item.wants.schedule, stages=("raw",)
+    )
+    assert list(item.wants.schedule.planned(210)) == [0, 100, 200, 210]
+
+
+@pytest.mark.parametrize("spec", [None, False])
+def test_no_metrics(spec: Any) -> None:
+    assert parse({"metrics": spec}).metrics == ()
+
+
+def test_metrics_take_every_schedule() -> None:
+    for when, expected in (
+        ({"every": 4, "from": 2}, [2, 6, 9]),
+        ({"schedule": [1, 3]}, [1, 3, 9]),
+        ({"schedule": "pythia"}, [0, 1, 2, 4, 8, 9]),
+        ({"schedule": "never"}, []),
+    ):
+        (item,) = parse({"metrics": {"names": "gini", **when}}).metrics
+        assert list(item.wants.schedule.planned(9)) == expected
 
 
 def test_one_activation_needs_no_list() -> None:
@@ -134,6 +165,39 @@ def test_one_activation_needs_no_list() -> None:
             "record.probes.text.n_sequences must be a whole number of at least 1, not -1",
         ),
         ({"probes": {"text": 5}}, "record.probes.text must be a mapping, not 5"),
+        (
+            {"metrics": ["ginni"]},
+            "record.metrics.names: no metric 'ginni'. Did you mean 'gini'? List them: pico metrics",
+        ),
+        (
+            {"metrics": [{"names": ["gini"]}, {"names": ["per", "cka"]}]},
+            "record.metrics[1].names: 'cka' compares two tensors, and training has one at a time; ",
+        ),
+        (
+            {"metrics": {"names": "gini", "tables": ["weight"]}},
+            "record.metrics.tables: no table 'weight'. Did you mean 'weights'? Use weights, grad",
+        ),
+        (
+            {"metrics": {"names": "gini", "stages": ["cliped"]}},
+            "record.metrics.stages: no stage 'cliped'. Did you mean 'clipped'? Use raw, clipped",
+        ),
+        ({"metrics": {"names": []}}, "record.metrics needs names, for example names: [per, gini]"),
+        ({"metrics": {"every": 5}}, "record.metrics needs names, for example names: [per, gini]"),
+        ({"metrics": {"metrics": "gini"}}, "unknown config key 'record.metrics.metrics'."),
+        ({"metrics": {"names": "gini", "every": 0}}, "record.metrics.every must be a whole"),
+        *(
+            (
+                {"metrics": spec},
+                "record.metrics must be names of metrics, a mapping with names, or a list of such "
+                f"mappings, not {spec!r}",
+            )
+            for spec in (True, 3, [], ["gini", {"names": "per"}], [3])
+        ),
+        (
+            {"metrics": {"names": "gini", "tables": "activations"}},
+            "record.metrics measures activations at the sites of record.activations, and there are "
+            "none; list some there",
+        ),
         (
             {"probes": {"txt": {}}},
             "record.probes: probe 'txt' cannot take settings; built in: text, repeat",

@@ -35,7 +35,7 @@ def test_two_recorders_of_one_run(tmp_path: Path) -> None:
     with Recorder(tmp_path / "lake", "plain", model, loops.sgd(model)):
         with pytest.raises((LeaseError, RunNameError)):
             Recorder(tmp_path / "lake", "plain", loops.mlp())
-        with pytest.raises(LeaseError, match="train 'plain' is held by process"):
+        with pytest.raises(LeaseError, match="training of run 'plain' is held by process"):
             Recorder(tmp_path / "lake", "plain", loops.mlp(), resume_from=0)
 
 

@@ -198,7 +198,7 @@ def test_an_interrupted_run_and_a_second_trainer(tmp_path: Path) -> None:
         tiny.wait_for(lambda: len(list(lake.glob("_log/train.tiny/*.parquet"))) > 3, child)
         with pytest.raises(LeaseError) as caught:
             train(lake, config)
-        assert f"train 'tiny' is held by process {child.pid} on " in str(caught.value)
+        assert f"training of run 'tiny' is held by process {child.pid} on " in str(caught.value)
         assert "\n" not in str(caught.value)
         child.send_signal(signal.SIGINT)
         _, err = child.communicate(timeout=60)

@@ -55,6 +55,33 @@ def test_every_checkpoint_of_a_run(tmp_path: Path) -> None:
         assert kept == set(range(step + 1))
 
 
+def test_numbers_of_tensors_that_are_not_stored(tmp_path: Path) -> None:
+    """`record.metrics` of a run that went back twice: each step once, as of a straight run."""
+    record = {
+        "checkpoints": {"every": 2},
+        "activations": [{"probe": "text", "schedule": "never", "sites": ["resid.post"]}],
+        "metrics": [
+            {"names": ["gini", "per"], "every": 1, "tensors": ["*.o_proj.*"]},
+            {"names": "gini", "every": 3, "tables": ["activations", "optimizer"]},
+        ],
+    }
+    mapping = config(tmp_path, record=record)
+    train(tmp_path / "straight", mapping)
+    train(tmp_path / "again", mapping)
+    expected = tiny.rows(tmp_path / "straight", "metrics", "r")
+    for step in (6, 2):
+        train(tmp_path / "again", mapping, resume=step)
+        assert tiny.rows(tmp_path / "again", "metrics", "r") == expected
+        tiny.assert_same_run(tmp_path / "straight", tmp_path / "again", "r")
+    told = {(row["table_name"], row["global_step"]) for row in expected}
+    assert told == {
+        *(("weights", step) for step in range(N + 1)),
+        *(("gradients", step) for step in range(N)),
+        *((table, step) for table in ("activations", "optimizer") for step in (0, 3, 6, N)),
+    } - {("optimizer", 0)}  # AdamW has no state yet
+    assert tiny.snapshot(tmp_path / "again").read("activations").num_rows == 0
+
+
 def variants() -> list[Any]:
     found = []
     for dropout in (0.0, 0.2):

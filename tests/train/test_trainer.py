@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pico import models
 from pico.api import Lake
 from pico.data import order
 from pico.errors import ConfigError, RunNameError
+from pico.train import trainer as trainers
 from pico.train.trainer import Trainer
 from tests.train import tiny
 from tests.train.plain_loop import PlainLoop, at, site_hooks
@@ -329,3 +331,15 @@ def test_a_bad_record_section_is_refused_before_any_work(tmp_path: Path) -> None
     mapping = tiny.config(tmp_path / "absent.txt", record={"weight": True})
     with pytest.raises(ConfigError, match=r"unknown config key 'record.weight'. Did you mean"):
         Trainer(Lake(str(tmp_path / "lake")).storage, "a", configs.load(mapping))
+
+
+@pytest.mark.parametrize(("share", "is_told"), [(0.0, True), (1e9, False)])
+def test_much_time_for_metrics_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, is_told: bool
+) -> None:
+    monkeypatch.setattr(trainers, "METRICS_SHARE", share)
+    record = {"checkpoints": "never", "metrics": ["gini"]}
+    mapping = tiny.config(tiny.write_text(tmp_path / "text.txt"), max_steps=1, record=record)
+    (*_, remark) = ("", *Lake(str(tmp_path / "lake")).train(mapping, "r").remarks)
+    pattern = r"record\.metrics took \d+\.\d s of \d+\.\d s; a larger every, or fewer names, takes"
+    assert (re.match(pattern, remark) is not None) == is_told
