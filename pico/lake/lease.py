@@ -98,7 +98,9 @@ class Lease:
         if newest and newest[-1] > self.epoch:
             holder = _read(self._storage, self._stream, newest[-1])
             who = holder.describe() if holder else "another writer"
-            self._lost = LeaseError(f"{self._stream} was taken over by {who}; this writer stops")
+            self._lost = LeaseError(
+                f"{_spoken(self._stream)} was taken over by {who}; this writer stops"
+            )
         if self._lost is not None:
             raise self._lost
 
@@ -140,6 +142,9 @@ class Lease:
                 continue  # a store that is away for a moment; the next beat or commit will tell
 
 
+_SPOKEN = {"train": "training of run", "data": "data set"}
+
+
 def acquire(storage: Storage, stream: str) -> Lease:
     """Claim a stream for this process.
 
@@ -153,9 +158,8 @@ def acquire(storage: Storage, stream: str) -> Lease:
         and not previous.is_gone()
         and not _is_silent(storage, stream, previous)
     ):
-        what = stream.partition(".")
         raise LeaseError(
-            f"{what[0]} {what[2]!r} is held by {previous.describe()}; stop it, or wait "
+            f"{_spoken(stream)} is held by {previous.describe()}; stop it, or wait "
             f"{previous.time_to_live:.0f} s after its last sign of life"
         )
     epoch = epochs[-1] + 1 if epochs else 1
@@ -164,10 +168,19 @@ def acquire(storage: Storage, stream: str) -> Lease:
     if not storage.put_new(_path(stream, epoch), _record(holder_id, last_seq)):
         winner = _read(storage, stream, epoch)
         if winner is None or winner.id != holder_id:  # else only the answer was lost
-            raise LeaseError(f"another writer has just claimed {stream}; try again")
+            raise LeaseError(f"another writer has just claimed {_spoken(stream)}; try again")
     storage.delete(_path(stream, old) for old in epochs[:-1])
     clean = previous is None or (previous.released and previous.tidy)
     return Lease(storage, stream, epoch, clean, holder_id, last_seq)
+
+
+def _spoken(stream: str) -> str:
+    """Say what a stream is for: what people know by name is the run or the data set."""
+    kind, _, name = stream.partition(".")
+    if kind == "derive":
+        run, _, writer = name.rpartition(".")
+        return f"{writer} of run {run!r}"
+    return f"{_SPOKEN.get(kind, kind)} {name!r}"
 
 
 def holder(storage: Storage, stream: str) -> Holder | None:

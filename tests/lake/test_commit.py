@@ -273,7 +273,7 @@ def test_an_old_holder_publishes_nothing_and_disturbs_nobody(storage):
     with Stream(storage, "train.r") as new:
         transaction = new.begin()
         add_step(transaction, 2)
-        with pytest.raises(LeaseError, match=r"train.r was taken over by process"):
+        with pytest.raises(LeaseError, match=r"training of run 'r' was taken over by process"):
             late.commit()
         old.close()
         transaction.commit()

@@ -32,7 +32,7 @@ def test_a_second_writer_learns_who_holds_the_stream(storage):
     with (
         Stream(storage, "train.r"),
         pytest.raises(
-            LeaseError, match=r"train 'r' is held by process \d+ on .+; stop it, or wait"
+            LeaseError, match=r"training of run 'r' is held by process \d+ on .+; stop it, or wait"
         ),
     ):
         Stream(storage, "train.r")
@@ -136,7 +136,7 @@ def grow_old(storage, seconds: float) -> None:
 def test_a_live_holder_whose_clock_is_wrong_is_not_robbed(storage, minutes):
     with Stream(storage, "train.r") as stream:
         alter(storage, heartbeat=time.time() + 60 * minutes)
-        with pytest.raises(LeaseError, match="train 'r' is held by"):
+        with pytest.raises(LeaseError, match="training of run 'r' is held by"):
             Stream(storage, "train.r")
         commit_step(stream, 0)
     assert not storage.list(".staging")
@@ -161,7 +161,9 @@ def test_an_expired_heartbeat_can_be_taken_over(dated):
     with Stream(dated, "train.r") as newer:
         assert newer.lease.epoch == 2
         assert not newer.lease.clean
-        with pytest.raises(LeaseError, match=r"train.r was taken over by process \d+ on "):
+        with pytest.raises(
+            LeaseError, match=r"training of run 'r' was taken over by process \d+ on "
+        ):
             stream.lease.check()
         stream.close()
         assert not record(dated, 2)["released"]
@@ -204,7 +206,9 @@ def test_a_faster_claimant_wins(storage, monkeypatch):
         return False
 
     monkeypatch.setattr(storage, "put_new", beaten)
-    with pytest.raises(LeaseError, match=r"another writer has just claimed train.r; try again"):
+    with pytest.raises(
+        LeaseError, match=r"another writer has just claimed training of run 'r'; try again"
+    ):
         lease.acquire(storage, "train.r")
     assert alive() == []
 

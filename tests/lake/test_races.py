@@ -29,7 +29,8 @@ def test_one_trainer_works_while_metrics_and_evaluations_are_written(tmp_path):
     forks.answer(*trainer)
     host = re.escape(os.uname().nodename)
     assert re.match(
-        rf"LeaseError: train 'r' is held by process {trainer[0].pid} on {host} \(last heard", second
+        rf"LeaseError: training of run 'r' is held by process {trainer[0].pid} on {host} \(last ",
+        second,
     )
     snapshot = Snapshot.take(Storage(url))
     for name in ("metrics", "evaluations"):
@@ -51,7 +52,9 @@ def test_a_holder_that_wakes_up_after_a_take_over_stops(tmp_path, moment):
     finally:
         os.kill(sleeper[0].pid, signal.SIGCONT)
     ended = forks.answer(*sleeper)
-    assert re.match(r"LeaseError: train.r was taken over by process \d+ on .*this writer st", ended)
+    assert re.match(
+        r"LeaseError: training of run 'r' was taken over by process \d+ on .*this writer st", ended
+    )
     assert steps(Storage(url)) == ([0, 7], [0, 7])
     assert_clean(Storage(url))
     figures.note("races", kind="old holder woken after a take-over", tried=1, survived=1)

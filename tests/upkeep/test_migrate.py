@@ -299,7 +299,7 @@ def test_a_stream_that_a_writer_holds_is_skipped_by_name(old: Storage) -> None:
         done = migrate(old)
     assert done.files == {"weights": 1}
     assert len(done.skipped) == 1
-    assert "tiny.upkeep" in done.skipped[0] and "is held by process" in done.skipped[0]
+    assert "upkeep of run 'tiny'" in done.skipped[0] and "is held by process" in done.skipped[0]
     assert migrate(old).files == {"scalars": N_SCALARS, "weights": N_WEIGHTS - 1}
 
 
