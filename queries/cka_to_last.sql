@@ -3,7 +3,7 @@
 -- parameter: run text "the run"
 -- parameter: site text "where it is taken, such as resid.post; NULL: every site" default NULL
 -- returns: step, last_step, layer, site, name, probe, cka
--- example: pico query cka_to_last -p run=pico-tiny -p site=resid.post
+-- example: pico query cka_to_last -p run=seed-0 -p site=resid.post
 
 WITH latest AS (
     SELECT name, site, probe, input_hash, max(step) AS step

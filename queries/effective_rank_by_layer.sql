@@ -3,7 +3,7 @@
 -- parameter: run text "the run"
 -- parameter: component text "canonical role, such as o or down; NULL: every matrix" default NULL
 -- returns: step, layer, component, name, effective_rank, per
--- example: pico query effective_rank_by_layer -p run=pico-tiny -p component=o
+-- example: pico query effective_rank_by_layer -p run=seed-0 -p component=o
 
 SELECT
     step,

@@ -2,7 +2,7 @@
 -- summary: Training loss and held-out loss by step.
 -- parameter: run text "the run; NULL: every run" default NULL
 -- returns: run, step, loss, heldout_loss
--- example: pico query loss -p run=pico-tiny
+-- example: pico query loss -p run=seed-0
 
 SELECT
     run,

@@ -3,7 +3,7 @@
 -- parameter: run text "the run"
 -- parameter: component text "canonical role, such as o or down; NULL: every tensor" default NULL
 -- returns: step, layer, component, name, gini, hoyer
--- example: pico query sparsity_by_layer -p run=pico-tiny -p component=o
+-- example: pico query sparsity_by_layer -p run=seed-0 -p component=o
 
 SELECT
     step,

@@ -1,14 +1,16 @@
 """Whether a run's history is plausible: planned checkpoints there and whole, states that differ.
 
 `verify` calls it for each run, on live rows. Equal weights at different steps are how a suite that
-served its final weights under earlier steps can be told; a learning rate of zero explains them, and
-so does a tensor that is not trained.
+served its final weights under earlier steps can be told, all of them or some of a checkpoint's
+shards. A learning rate of zero explains weights that stay, and so does an untrained tensor;
+nothing explains weights that come back.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -27,6 +29,7 @@ _SHOWN = 4
 _STATE_TABLES = ("weights", "optimizer", "checkpoints")
 
 Steps = Sequence[int]
+Pairs = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -47,23 +50,54 @@ class _Rates:
         return False if known else None
 
 
+@dataclass(frozen=True)
+class _Equal:
+    """Tensors that are the same at two steps."""
+
+    first: int
+    last: int
+    names: Sequence[str]
+    returned: bool
+    """Whether they are others at a step in between."""
+    moved: bool
+    """Whether the learning rate is known to have been above zero."""
+
+
 def check(snapshot: Snapshot, run: str) -> Iterator[Finding]:
     """Yield what is implausible about a run's history."""
     parameters = snapshot.read("parameters", runs=[run]).to_pylist()
-    stored = _stored_weights(snapshot, run)
+    stored, matrices = _stored_weights(snapshot, run)
     yield from _missing(snapshot, run)
     yield from _incomplete(snapshot, run, parameters, stored)
-    yield from _equal_states(snapshot, run, parameters, stored)
+    trainable = {row["name"] for row in parameters if row["trainable"]}
+    trained = {
+        # Frozen tensors and buffers do not change; where no parameters are known all are judged.
+        step: {n: digest for n, digest in tensors.items() if n in trainable or not parameters}
+        for step, tensors in stored.items()
+    }
+    whole = trainable - {row["name"] for row in parameters if row["alias_of"] is not None}
+    rates = _rates(snapshot, run)
+    equal = list(_equal_states(trained, whole, rates))
+    yield from _repeated(run, equal, list(trained))
+    same_as = {step: pairs[-1][1] for pairs in equal for pair in pairs for step in pair}
+    groups = {row["name"]: [row["param_group"]] for row in parameters}
+    found = list(_equal_tensors(trained, rates, groups, matrices, same_as))
+    yield from _mixed(run, [item for item in found if item.returned], trained)
+    yield from _unchanged(run, [item for item in found if not item.returned])
 
 
-def _stored_weights(snapshot: Snapshot, run: str) -> dict[int, dict[str, str]]:
-    """Return step → name → content hash of a run's stored weights."""
-    columns = ["global_step", "name", "content_hash"]
+def _stored_weights(snapshot: Snapshot, run: str) -> tuple[dict[int, dict[str, str]], set[str]]:
+    """Return step → name → content hash of a run's stored weights, and which are matrices."""
+    columns = ["global_step", "name", "content_hash", "shape"]
     rows = snapshot.read("weights", columns, [run])
     stored: dict[int, dict[str, str]] = {}
-    for step, name, digest in zip(*(rows[column].to_pylist() for column in columns), strict=True):
+    matrices: set[str] = set()
+    columns_of = (rows[column].to_pylist() for column in columns)
+    for step, name, digest, shape in zip(*columns_of, strict=True):
         stored.setdefault(step, {})[name] = digest
-    return dict(sorted(stored.items()))
+        if len(shape) > 1:
+            matrices.add(name)
+    return dict(sorted(stored.items())), matrices
 
 
 def _missing(snapshot: Snapshot, run: str) -> Iterator[Finding]:
@@ -132,45 +166,87 @@ def _incomplete(
 
 
 def _equal_states(
-    snapshot: Snapshot,
-    run: str,
-    parameters: Sequence[Mapping[str, Any]],
-    stored: Mapping[int, Mapping[str, str]],
-) -> Iterator[Finding]:
-    """Yield whole states that are equal, and trained tensors that did not move though they should.
+    trained: Mapping[int, Mapping[str, str]], whole: Set[str], rates: _Rates
+) -> Iterator[list[tuple[int, int]]]:
+    """Yield, for each whole state that stands at several steps, the pairs that nothing explains.
 
-    Where no learning rate is known (an imported run), only whole states are judged.
+    A rate of zero explains a state that stays; where no rate is known, nothing does.
     """
-    frozen = {row["name"] for row in parameters if not row["trainable"]}
-    whole = {row["name"] for row in parameters if row["trainable"] and row["alias_of"] is None}
-    groups = {row["name"]: [row["param_group"]] for row in parameters}
-    trained = {
-        step: {name: digest for name, digest in tensors.items() if name not in frozen}
-        for step, tensors in stored.items()
-    }
-    rates = _rates(snapshot, run)
-    equal: set[tuple[int, int]] = set()
     complete = {
         step: tensors for step, tensors in trained.items() if tensors and tensors.keys() >= whole
     }
+    stored = list(complete)
     for steps in _same(complete):
-        pairs = [p for p in pairwise(steps) if rates.moved(*p, None) is not False]
-        equal |= set(pairs)
+        pairs = [
+            pair
+            for pair in pairwise(steps)
+            # What differs in between came back, which no rate explains.
+            if _distance(stored, *pair) > 1 or rates.moved(*pair, None) is not False
+        ]
         if pairs:
-            ends = sorted({step for pair in pairs for step in pair})
-            message = f"run {run!r} has the same weights at steps {_ranges(ends, list(complete))}"
-            yield Finding("history.repeated", message, run=run, step=ends[0])
-    unchanged: dict[tuple[int, int], list[str]] = {}
+            yield pairs
+
+
+def _equal_tensors(
+    trained: Mapping[int, Mapping[str, str]],
+    rates: _Rates,
+    groups: Mapping[str, Sequence[int]],
+    matrices: Set[str],
+    same_as: Mapping[int, int],
+) -> Iterator[_Equal]:
+    """Yield the tensors that two steps share and nothing explains, where the states differ.
+
+    Where nothing is known of the rate, and for what came back, matrices alone tell: a few numbers
+    of low precision can stay, or come back, by chance. `same_as` names for a step the last one
+    whose whole state is the same, which is told already.
+    """
+    shared: dict[tuple[int, int, bool, bool], list[str]] = {}
     for name, steps in _same_tensors(trained):
-        for pair in pairwise(steps):
-            if pair not in equal and rates.moved(*pair, groups.get(name)):
-                unchanged.setdefault(pair, []).append(name)
-    for (first, last), names in sorted(unchanged.items()):
+        stored = [step for step, tensors in trained.items() if name in tensors]
+        for first, last in pairwise(sorted({same_as.get(step, step) for step in steps})):
+            moved = rates.moved(first, last, groups.get(name))
+            came_back = _distance(stored, first, last) > _distance(steps, first, last)
+            # A tensor that is the same at all steps may never have been trained.
+            if came_back or moved or (moved is None and len(steps) < len(stored)):
+                shared.setdefault((first, last, came_back, moved is True), []).append(name)
+    for (first, last, came_back, moved), names in sorted(shared.items()):
+        if not matrices.isdisjoint(names) or (moved and not came_back):
+            yield _Equal(first, last, names, came_back, moved)
+
+
+def _distance(steps: Steps, first: int, last: int) -> int:
+    """Return how many of the sorted steps lie after `first` and up to `last`."""
+    return bisect_right(steps, last) - bisect_right(steps, first)
+
+
+def _repeated(run: str, equal: Iterable[Pairs], stored: Steps) -> Iterator[Finding]:
+    for pairs in equal:
+        *earlier, last = sorted({step for pair in pairs for step in pair})
+        which = f"{'steps' if len(earlier) > 1 else 'step'} {_ranges(earlier, stored)}"
+        message = f"run {run!r} has at {which} the same weights as at step {last}"
+        yield Finding("history.repeated", message, run=run, step=earlier[0])
+
+
+def _mixed(
+    run: str, found: Iterable[_Equal], trained: Mapping[int, Mapping[str, str]]
+) -> Iterator[Finding]:
+    for item in found:
+        share = f"{len(item.names)} of {len(trained[item.first])} tensors"
         message = (
-            f"{_names(names)} of run {run!r} did not change from step {first} to {last}, although "
-            "the learning rate was above zero"
+            f"run {run!r} has at step {item.first} {share} of step {item.last}, although they "
+            f"differ in between: {_names(item.names)}"
         )
-        yield Finding("history.unchanged", message, run=run, step=first)
+        yield Finding("history.mixed", message, run=run, step=item.first)
+
+
+def _unchanged(run: str, found: Iterable[_Equal]) -> Iterator[Finding]:
+    for item in found:
+        why = "the learning rate was above zero" if item.moved else "other steps differ"
+        message = (
+            f"{_names(item.names)} of run {run!r} did not change from step {item.first} to "
+            f"{item.last}, although {why}"
+        )
+        yield Finding("history.unchanged", message, run=run, step=item.first)
 
 
 def _rates(snapshot: Snapshot, run: str) -> _Rates:

@@ -35,6 +35,7 @@ KINDS: dict[str, tuple[Literal["error", "warning"], str]] = {
     "history.missing": ("error", "a planned checkpoint is missing"),
     "history.incomplete": ("error", "a checkpoint lacks weights of a parameter"),
     "history.repeated": ("error", "whole checkpoints of different steps are equal"),
+    "history.mixed": ("error", "a checkpoint holds some tensors of another step"),
     "history.unchanged": ("warning", "a trained tensor did not change between steps"),
     "tensor.hash": ("error", "a tensor's bytes do not fit its content hash"),
     "tensor.stats": ("error", "statistics do not fit the tensor that they describe"),

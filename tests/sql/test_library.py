@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
 import pytest
+import typer
 
 from pico import metrics
+from pico.cli import app
 from pico.errors import QueryError
-from pico.sql import library, statements
+from pico.lake.snapshot import Snapshot
+from pico.lake.storage import Storage
+from pico.sql import library, session, statements
+from tests.sql import demo_lake
 from tests.sql import small_lake as lake
 
 HEADER = """\
@@ -130,27 +136,62 @@ def test_an_unknown_query_is_answered_with_the_nearest() -> None:
         library.get_query("los")
 
 
-def test_there_are_queries_and_their_examples_call_them() -> None:
-    queries = library.list_queries()
-    assert len(queries) >= 6
-    for query in queries:
-        words = shlex.split(query.example)
-        assert words[:3] == ["pico", "query", query.name]
-        given = dict(word.split("=", 1) for word in words[4::2])
-        assert words[3::2] == ["-p"] * len(given)
-        library.convert(query, given)
+NAMES = [query.name for query in library.list_queries()]
 
 
-@pytest.mark.parametrize("name", [query.name for query in library.list_queries()])
-def test_every_query_returns_what_its_header_says(
-    connection: duckdb.DuckDBPyConnection, name: str
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A lake with the demo's runs, whose first holds some wrong tensors at steps 2 and 8."""
+    storage = Storage(str(tmp_path_factory.mktemp("demo") / "lake"))
+    weights = demo_lake.replaced("seed-0", 8, demo_lake.SHARD)
+    weights[2]["unembed.weight"] = weights[16]["unembed.weight"]
+    demo_lake.write(storage, seed_0=weights)
+    connection = session.connect(Snapshot.take(storage), threads=1)
+    yield connection
+    connection.close()
+
+
+def given(query: library.Query) -> dict[str, str]:
+    """Return the parameters of a query's example, read by the command itself."""
+    words = shlex.split(query.example)
+    assert words[:2] == ["pico", "query"]
+    group: Any = typer.main.get_command(app)
+    context = group.commands["query"].make_context("query", words[2:])
+    assert context.params["name"] == query.name
+    return dict(item.split("=", 1) for item in context.params["parameters"] or [])
+
+
+def test_there_are_queries_for_every_purpose() -> None:
+    assert len(NAMES) == len(set(NAMES)) >= 17
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_example_returns_what_the_header_says(
+    demo: duckdb.DuckDBPyConnection, name: str
 ) -> None:
     query = library.get_query(name)
-    values = {"run": "first", "other": "second", "step": "2"}
-    needed = {p.name: values[p.name] for p in query.parameters if p.required}
-    found = statements.fetch(library.run(connection, query, needed))
-    assert tuple(found.column_names) == query.returns
-    assert found.num_rows > 0
+    relation = library.run(demo, query, given(query))
+    assert tuple(relation.columns) == query.returns
+    assert statements.fetch(relation).num_rows > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_query_answers_a_lake_without_rows(name: str) -> None:
+    storage = Storage(f"memory://empty-{name}")
+    lake.write_data(storage)
+    query = library.get_query(name)
+    connection = session.connect(Snapshot.take(storage), threads=1)
+    relation = library.run(connection, query, given(query))
+    assert tuple(relation.columns) == query.returns
+    n_rows = statements.fetch(relation).num_rows
+    assert n_rows == (1 if name == "order_equality" else 0)
+
+
+def test_headers_are_complete_sentences_that_fit_a_line() -> None:
+    for query in library.list_queries():
+        assert query.summary.endswith("."), query.name
+        assert len(query.summary) <= 100, query.name
+        assert all(parameter.description for parameter in query.parameters)
 
 
 def test_loss(connection: duckdb.DuckDBPyConnection) -> None:

@@ -350,7 +350,7 @@ def test_checkpoints_that_repeat_the_final_weights(local):
     lakes.weights(local, states)
     (finding,) = verify(local).findings
     assert finding.kind == "history.repeated"
-    assert "1–2, 8" in finding.message
+    assert "has at steps 1–2 the same weights as at step 8" in finding.message
 
 
 @pytest.mark.parametrize(
