@@ -5,7 +5,8 @@ before may commit afterwards, or be killed just then; its rows are of tensors th
 more, beside those of the tensors that took their place. So are the rows of another run that
 compares itself with one that went back. `materialize` looks before it computes and after each
 commit. Rows of tensors that this lake never held (a lake of metrics alone) stay, and so do rows of
-heads, whose hash is of several tensors.
+heads, whose hash is of several tensors, and what training itself committed (`record.metrics`),
+whose tensors need not be stored: it is withdrawn by its place in the log.
 """
 
 from __future__ import annotations
@@ -90,13 +91,14 @@ def _take_away(
         return 0
     # What was compared with a step of old may be of any step.
     files = [entry for kept in _KEPT for entry in snapshot.files(kept, runs[:1])]
+    origins = derived.origins(reader, runs[0], files)
+    files = [entry for entry in files if origins[entry.path][0] != f"train.{runs[0]}"]
     if not files:
         return 0
     live = {run: _live(snapshot, run, table, steps[run]) for run in steps}
     rule = _rule(runs[0], table, steps, live)
     if stream is None:
         return sum(derived.n_rows(storage, e, _columns(e.table), rule) for e in files)
-    origins = derived.origins(reader, runs[0], files)
     transaction = stream.begin()
     n_gone = sum(
         derived.take_away(

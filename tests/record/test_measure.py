@@ -326,7 +326,7 @@ def test_numbers_of_tensors_that_are_not_stored_are_not_stale(tmp_path: Path) ->
     go_on(tmp_path / "lake", 4, 10)
     before = rows(tmp_path / "lake")
     done = lake.compute_metrics(["gini", "per", "max_abs"])
-    assert stale.heal(lake.storage, LogReader(lake.storage), "plain", "weights") == 0
+    assert stale.heal(lake.storage, LogReader(lake.storage), "weights", "plain") == 0
     after = rows(tmp_path / "lake")
     assert {k: row for k, row in after.items() if k[-1] != "max_abs"} == {
         k: row for k, row in before.items() if k[-1] != "max_abs"
