@@ -12,6 +12,7 @@
     │   └── StorageError         the store refused an operation
     ├── MetricError              an unknown metric, or a tensor that it is not defined for
     ├── QueryError               an unknown query, a bad parameter, SQL that does not run
+    ├── ClusterError             a Ray cluster or a device is not to be had, or its workers die
     ├── RecordError              the recorder was used or configured wrongly, or its writer failed
     └── MissingExtraError        an optional dependency is not installed
 
@@ -81,6 +82,10 @@ class QueryError(PicoError, ValueError):
 
 class RecordError(PicoError, RuntimeError):
     """The recorder was used or configured wrongly, or its writer failed."""
+
+
+class ClusterError(PicoError):
+    """A Ray cluster or a device cannot be had, or its workers die."""
 
 
 class MissingExtraError(PicoError, ImportError):

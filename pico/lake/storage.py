@@ -60,6 +60,7 @@ class Storage:
             raise LakeError("a lake's URL must not carry credentials; pass storage_options or env")
         options = dict(storage_options or {})
         self._hide = objects.hider(options)
+        self._options = options
         try:
             filesystem, root = fsspec.core.url_to_fs(
                 url, use_listings_cache=False, **objects.connection(protocol, options)
@@ -80,6 +81,17 @@ class Storage:
     def __repr__(self) -> str:
         """Show the URL; options, which may hold secrets, never."""
         return f"Storage({self.url!r})"
+
+    def __reduce__(self) -> tuple[type[Storage], tuple[str, dict[str, Any]]]:
+        """Travel to another process as the URL and the options, secrets included.
+
+        Raises:
+            LakeError: for a lake in memory, which no other process sees.
+        """
+        if isinstance(self._fs, MemoryFileSystem):
+            raise LakeError(f"{self.url} is in the memory of this process; no other can read it")
+        url = self.url if self.folder is None else str(self.folder.absolute())
+        return Storage, (url, self._options)
 
     def read(self, path: str) -> bytes:
         """Return a file's bytes.

@@ -25,6 +25,7 @@ from pico.errors import PicoError, QueryError, one_line
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage, StoredFile, filesystem_of
+from pico.metrics import plugins
 from pico.sql import pipe, session, statements
 
 _READS = {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"}
@@ -74,6 +75,7 @@ class _Served(Storage):
 
 def main() -> None:
     """Run the task that stands on standard input; the parent reads what comes of it."""
+    plugins.forbid()
     source, sink = _private_streams()
     try:
         message = pipe.receive(source, _LONGEST)

@@ -16,12 +16,18 @@ import polars as pl
 
 from pico import metrics
 from pico.errors import MetricError, did_you_mean
-from pico.metrics import registry
-from pico.sql import bridge
+from pico.metrics import components, registry
+from pico.metrics.components import Component
+from pico.sql import bridge, circuits
 
 _Row: TypeAlias = npt.NDArray[Any] | None
 Other: TypeAlias = "pl.Expr | str"
 _SPECTRUM = pl.List(pl.Float64)
+_DTYPES = {
+    "tensor": pl.Struct({"shape": pl.List(pl.Int32), "value": pl.List(pl.Float32)}),
+    "vector": _SPECTRUM,
+    "matrix": pl.List(_SPECTRUM),
+}
 
 
 @pl.api.register_expr_namespace("tensor")
@@ -29,8 +35,9 @@ class TensorExpressions:
     """Metrics of a `tensor` column (a struct of `shape` and `value`) as Polars expressions.
 
     Each metric of `pico.metrics.names()` is a method: of one tensor without arguments, of two with
-    the other column, `pl.col("tensor").tensor.cka("other", …)`. `compute` gives several at once
-    from one spectrum.
+    the other column, `pl.col("tensor").tensor.cka("other", …)`. So is each component, with the
+    columns of its other tensors and then its arguments: `.tensor.ov_spectrum("o", 12, 4, head=0)`.
+    `compute` gives several metrics at once from one spectrum.
     """
 
     def __init__(self, expression: pl.Expr) -> None:
@@ -38,9 +45,13 @@ class TensorExpressions:
         self._expression = expression
 
     def __getattr__(self, name: str) -> Callable[..., pl.Expr]:
-        """Return the metric of that name as a method."""
+        """Return the metric or the component of that name as a method."""
+        if not name.startswith("_") and name in components.names():
+            item = components.get(name)
+            return lambda *given, **named: self._of_component(item, given, named)
         if name.startswith("_") or name not in registry.names():
-            hint = did_you_mean(name, [*registry.names(), "spectrum", "compute", "of"])
+            known = [*registry.names(), *components.names(), "spectrum", "compute"]
+            hint = did_you_mean(name, known)
             raise AttributeError(f"no metric {name!r}.{hint} List them: pico metrics list")
         metric = registry.get(name)
         if metric.kind == "pair":
@@ -48,8 +59,8 @@ class TensorExpressions:
         return lambda: self._map(lambda row: _single(metric, row), pl.Float64)
 
     def __dir__(self) -> list[str]:
-        """List the metrics, for completion."""
-        return [*super().__dir__(), *registry.names()]
+        """List the metrics and components, for completion."""
+        return [*super().__dir__(), *registry.names(), *components.names()]
 
     def spectrum(self) -> pl.Expr:
         """Return the singular values of each matrix, descending; see `pico.metrics.spectrum`."""
@@ -91,6 +102,46 @@ class TensorExpressions:
 
         second = pl.col(other) if isinstance(other, str) else other
         return pl.map_batches([self._expression, second], of_batch, return_dtype=pl.Float64)
+
+    def _of_component(
+        self, item: Component, given: Sequence[Any], named: Mapping[str, Any]
+    ) -> pl.Expr:
+        columns = [*given[: len(item.tensors) - 1]]
+        columns += [named[tensor] for tensor in item.tensors[len(columns) + 1 :] if tensor in named]
+        if len(columns) + 1 < len(item.tensors):
+            raise MetricError(f"{item.name} needs the columns of {', '.join(item.tensors[1:])} too")
+        arguments = _arguments(
+            item,
+            given[len(item.tensors) - 1 :],
+            {key: value for key, value in named.items() if key not in item.tensors},
+        )
+
+        def of_batch(batch: Sequence[pl.Series]) -> pl.Series:
+            rows = zip(*map(_rows, batch), strict=True)
+            found = bridge.apply(item.name, lambda *row: item.function(*row, *arguments), rows)
+            arrow = bridge.column_of(found, circuits.RETURNS[item.returns])
+            return pl.Series(batch[0].name, pl.from_arrow(arrow), dtype=_DTYPES[item.returns])
+
+        others = [pl.col(other) if isinstance(other, str) else other for other in columns]
+        every = [self._expression, *others]
+        return pl.map_batches(every, of_batch, return_dtype=_DTYPES[item.returns])
+
+
+def _arguments(item: Component, given: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """Return the arguments of a component in order, those left out at the end by their defaults."""
+    names = [argument.name for argument in item.arguments]
+    unknown = next((key for key in named if key not in names[len(given) :]), None)
+    if unknown is not None or len(given) > len(names):
+        what = repr(unknown) if unknown is not None else f"number {len(given)}"
+        raise MetricError(
+            f"{item.name} has no argument {what} beside those given."
+            f"{did_you_mean(unknown or '', names)} It takes: {', '.join(names) or 'none'}"
+        )
+    values = dict(zip(names, given, strict=False)) | dict(named)
+    missing = [a.name for a in item.arguments if not a.is_optional and a.name not in values]
+    if missing:
+        raise MetricError(f"{item.name} needs the argument {missing[0]!r} too")
+    return [values.get(argument.name, argument.default) for argument in item.arguments]
 
 
 def _rows(column: pl.Series) -> Iterator[_Row]:

@@ -1,7 +1,8 @@
 """Tables of a lake as Polars LazyFrames, with the columns that the SQL views show.
 
 `Lake.scan` calls it. Files of other runs and steps are left out before anything is opened; what is
-left is scanned lazily, so that filters and projections reach the Parquet readers.
+left is scanned lazily, so that filters and projections reach the Parquet readers: of the files that
+are opened they read only the row groups whose footers tell of the layers and components asked for.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import pyarrow.dataset as ds
 from pyarrow import fs
 
 from pico import schema
+from pico.errors import SchemaError
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot, partition
 from pico.schema import TableSchema
@@ -25,6 +27,8 @@ def scan(
     table: str,
     runs: Collection[str] | None = None,
     steps: Collection[int] | None = None,
+    layers: Collection[int | None] | None = None,
+    components: Collection[str | None] | None = None,
 ) -> pl.LazyFrame:
     """Return the rows of a table as a LazyFrame.
 
@@ -33,19 +37,34 @@ def scan(
         table: name of the table.
         runs: only these runs; by default all.
         steps: only these steps; by default all.
+        layers: only these blocks, None among them for what lies outside blocks; by default all.
+        components: only these roles, None among them for what has none; by default all.
 
     Returns:
         The stored columns, with `run`, `step`, `dataset`, `tokenizer` for the stored `run_id`,
         `global_step`, `dataset_id`, `tokenizer_id`, and for tensor tables `tensor`, a struct of
         `shape` and `value` (NULL for one part of a tensor that was split).
+
+    Raises:
+        SchemaError: if there is no such table, or it has no layers or components.
     """
     spec = schema.table(table)
+    chosen = {"layer": layers, "component": components}
+    for column, values in chosen.items():
+        if values is not None and column not in spec.column_names:
+            raise SchemaError(
+                f"table {table!r} has no column {column!r}; leave {column}s out, or scan "
+                "weights, gradients, activations, optimizer or metrics"
+            )
     files = snapshot.files(table, runs, steps)
     by_version: dict[int, list[Entry]] = {}
     for entry in files:
         by_version.setdefault(entry.schema_version, []).append(entry)
     frames = [_upgraded(spec, v, _scan_files(snapshot, of_it)) for v, of_it in by_version.items()]
     frame = pl.concat(frames) if frames else _empty(table)
+    for column, values in chosen.items():
+        if values is not None:
+            frame = frame.filter(_is_one_of(column, values))
     renamed = {
         column: key for key, column in schema.PATH_COLUMNS.items() if column in spec.column_names
     }
@@ -58,6 +77,12 @@ def scan(
         whole = (pl.col("n_parts") == 1) & pl.col("value").is_not_null()
         frame = frame.with_columns(tensor=pl.when(whole).then(pl.struct("shape", "value")))
     return frame
+
+
+def _is_one_of(column: str, values: Collection[int | str | None]) -> pl.Expr:
+    """Return what holds where a column has one of the values; None stands for NULL."""
+    named = pl.col(column).is_in([value for value in values if value is not None])
+    return named | pl.col(column).is_null() if None in values else named
 
 
 def _scan_files(snapshot: Snapshot, files: Sequence[Entry]) -> pl.LazyFrame:
