@@ -1,13 +1,13 @@
-"""Commands that bring foreign material into a lake: `pico import pico-train`."""
+"""Commands for what other tools left: `pico import pico-train`, `pico analyze`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from pico.cli.app import FormatOption, LakeOption, OutOption, app, note, write_rows
+from pico.cli.app import FormatOption, LakeOption, OutOption, app, note, open_lake, write_rows
 
 importing = typer.Typer(help="Bring runs of other tools into a lake.")
 app.add_typer(importing, name="import")
@@ -52,6 +52,35 @@ def pico_train(
         )
     if done.rows() or format != "table":
         write_rows(done.rows(), format, out)
+    note(str(done))
+
+
+@app.command(
+    epilog="Examples:  pico analyze pico-decoder-tiny-ov.yaml --run tiny --lake my-lake  |  "
+    "pico analyze demo.yaml --run tiny --numbers pico --dry-run --lake my-lake",
+)
+def analyze(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A config of pico-analyze.")],
+    lake: LakeOption,
+    run: Annotated[str, typer.Option("--run", help="Name of the run.")],
+    numbers: Annotated[
+        Literal["both", "ours", "pico"],
+        typer.Option("--numbers", help="Ours, what pico-analyze itself gives, or both."),
+    ] = "both",
+    dry_run: DryRunOption = False,
+    format: FormatOption = "table",
+    out: OutOption = None,
+) -> None:
+    """Compute what a config of pico-analyze asks for, and keep it in the table `metrics`.
+
+    Its own numbers stand beside ours where they differ: metrics per_pico, gini_pico, ..., and
+    component vo_product for what it takes for the weights of an OV circuit.
+    """
+    from pico.progress import counting_bar
+
+    with counting_bar("values") as on_progress:
+        done = open_lake(lake).analyze(config, run, numbers, dry_run, on_progress)
+    write_rows(done.rows(), format, out)
     note(str(done))
 
 

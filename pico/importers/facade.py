@@ -6,13 +6,15 @@ Each calls one function of this package. Those that need torch import it when th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 from pico.errors import MissingExtraError
 from pico.lake.storage import Storage
 
 if TYPE_CHECKING:
+    from pico.importers.analysis import Analyzed
+    from pico.importers.analysis_plan import Numbers
     from pico.importers.pico_train import Imported
 
 Progress = Callable[[int, int], None]
@@ -59,3 +61,30 @@ class Importers:
         return pico_train.import_run(
             self.storage, os.fspath(path), run, devices, steps, dry_run, on_progress
         )
+
+    def analyze(
+        self,
+        config: str | os.PathLike[str] | Mapping[str, Any],
+        run: str,
+        numbers: Numbers = "both",
+        dry_run: bool = False,
+        on_progress: Progress | None = None,
+    ) -> Analyzed:
+        """Compute what a config of pico-analyze asks for, and keep it in the table `metrics`.
+
+        Args:
+            config: path of its YAML file, or what such a file holds.
+            run: name of the run.
+            numbers: `ours`; `pico`, what pico-analyze itself gives; or both where they differ.
+            dry_run: only say what would be computed.
+            on_progress: called with the values done and to do.
+
+        Raises:
+            ConfigError: with every problem of the config, or if the run lacks what it asks for.
+            RunNameError: if the lake has no such run.
+            LeaseError: if another process analyzes the run.
+        """
+        from pico.importers import analysis
+
+        given = config if isinstance(config, Mapping) else os.fspath(config)
+        return analysis.analyze(self.storage, given, run, numbers, dry_run, on_progress)

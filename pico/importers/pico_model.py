@@ -17,6 +17,7 @@ from pico import config as configs
 from pico import models
 from pico.config import RunConfig
 from pico.errors import ConfigError, DataError
+from pico.importers.output_sites import OUTPUT_SITES
 from pico.importers.pico_folder import CONFIG, RunFolder
 from pico.lake import codec
 from pico.models import architecture
@@ -29,8 +30,6 @@ _PREFIXES = (
     "module.",
     "pico_decoder.",
 )
-_SITES = {"q": "q", "k": "k", "v": "v", "o": "attn.out", "down": "mlp.out"}
-"""Component of a projection: the site that its output is."""
 _SCHEDULES = {"linear_with_warmup": "linear", "cosine": "cosine"}
 _PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "64-true")
 
@@ -83,7 +82,7 @@ class PicoModel:
     def activation_keys(self, info: ParameterInfo) -> dict[str, Any]:
         """Return name, layer, component and site of what a parameter's module puts out."""
         module = info.name.rpartition(".")[0]
-        site = _SITES.get(info.component or "", "")
+        site = OUTPUT_SITES.get(info.component or "", "")
         keys = {"layer": info.layer, "component": info.component}
         if (site, info.layer) in self._places:
             return {**keys, "name": self._places[site, info.layer], "site": site}
