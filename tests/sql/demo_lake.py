@@ -146,7 +146,7 @@ def write_run(
         transaction = stream.begin()
         _write_description(transaction, run, info)
         transaction.commit()
-        for step, tensors in (weights or states(run)).items():
+        for step, tensors in (states(run) if weights is None else weights).items():
             transaction = stream.begin()
             _write_state(transaction, run, step, tensors)
             transaction.commit()
