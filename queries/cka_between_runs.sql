@@ -1,4 +1,5 @@
 -- name: cka_between_runs
+-- topic: activations
 -- summary: Similarity (linear CKA) of the activations of two runs at equal steps, on the same input.
 -- parameter: run text "the first run"
 -- parameter: other text "the second run"

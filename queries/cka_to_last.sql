@@ -1,4 +1,5 @@
 -- name: cka_to_last
+-- topic: activations
 -- summary: Similarity (linear CKA) of every probe activation of a run with that of the run's last step.
 -- parameter: run text "the run"
 -- parameter: site text "where it is taken, such as resid.post; NULL: every site" default NULL

@@ -1,4 +1,5 @@
 -- name: corpus_by_step
+-- topic: data
 -- summary: All that a run was trained on, each sequence labelled with its step: tokens, text, source.
 -- parameter: run text "the run"
 -- returns: run, step, rank, micro_step, position, dataset, sequence_id, origin, documents, tokens, text

@@ -1,4 +1,5 @@
 -- name: effective_rank_by_layer
+-- topic: weights
 -- summary: Effective rank of the weight matrices of a run, by layer and step.
 -- parameter: run text "the run"
 -- parameter: component text "canonical role, such as o or down; NULL: every matrix" default NULL

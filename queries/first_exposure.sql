@@ -1,4 +1,5 @@
 -- name: first_exposure
+-- topic: data
 -- summary: The step whose batch first showed a string to each run, and how often it was shown.
 -- parameter: text text "the string, letter by letter"
 -- parameter: run text "the run; NULL: every run" default NULL
@@ -68,7 +69,7 @@ SELECT
     coalesce(first_ones.n_sequences, 0) AS n_sequences,
     coalesce(first_ones.n_exposures, 0) AS n_exposures,
     substring(
-        first_ones.text, greatest(strpos(first_ones.text, $text) - 20, 1), length($text) + 40
+        first_ones.text, greatest(strpos(first_ones.text, $text) - 12, 1), length($text) + 24
     ) AS excerpt
 FROM (SELECT DISTINCT run FROM seen)
 LEFT JOIN first_ones USING (run)

@@ -1,4 +1,5 @@
 -- name: init_std
+-- topic: integrity
 -- summary: Mean and standard deviation of the weights at step 0, against the declared initialisation.
 -- parameter: run text "the run"
 -- returns: layer, component, name, init, numel, declared_mean, mean, declared_std, std, ratio, standard_errors

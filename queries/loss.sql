@@ -1,4 +1,5 @@
 -- name: loss
+-- topic: training
 -- summary: Training loss and held-out loss by step.
 -- parameter: run text "the run; NULL: every run" default NULL
 -- returns: run, step, loss, heldout_loss

@@ -1,4 +1,5 @@
 -- name: order_equality
+-- topic: data
 -- summary: Whether two runs saw the same sequences in the same order, up to a number of tokens.
 -- parameter: run text "the first run"
 -- parameter: other text "the second run"

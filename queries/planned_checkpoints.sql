@@ -1,4 +1,5 @@
 -- name: planned_checkpoints
+-- topic: integrity
 -- summary: Checkpoints that a run's schedule plans up to where it got, and those that are there.
 -- parameter: run text "the run; NULL: every run" default NULL
 -- parameter: lacking bool "only those that are missing or lack tensors" default false

@@ -1,4 +1,5 @@
 -- name: sequence_exposures
+-- topic: data
 -- summary: How often a run saw each sequence, when first, and when it saw it again.
 -- parameter: run text "the run"
 -- parameter: min_exposures int "the fewest exposures to list; 2: what was repeated" default 1

@@ -1,4 +1,5 @@
 -- name: shared_weights
+-- topic: integrity
 -- summary: Checkpoints whose weights are those of another step or run too, with the share of tensors.
 -- parameter: run text "the run; NULL: every run" default NULL
 -- returns: run, step, other_run, other_step, n_shared, n_tensors, share

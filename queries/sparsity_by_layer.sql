@@ -1,4 +1,5 @@
 -- name: sparsity_by_layer
+-- topic: weights
 -- summary: Gini coefficient and Hoyer's sparsity of the weights of a run, by layer and step.
 -- parameter: run text "the run"
 -- parameter: component text "canonical role, such as o or down; NULL: every tensor" default NULL

@@ -1,4 +1,5 @@
 -- name: tensor_jumps
+-- topic: integrity
 -- summary: Tensors whose norm at a step lies far outside the norms of the steps before and after it.
 -- parameter: run text "the run; NULL: every run" default NULL
 -- parameter: table text "weights, gradients, activations or optimizer" default weights

@@ -1,4 +1,5 @@
 -- name: text_between_steps
+-- topic: data
 -- summary: Sequences and text that turned a run's state at one step into that at a later one.
 -- parameter: run text "the run"
 -- parameter: first_step int "the earlier step: its batch is the first"

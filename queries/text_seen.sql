@@ -1,4 +1,5 @@
 -- name: text_seen
+-- topic: data
 -- summary: The text that a step of a run was trained on, a row per sequence of its batch.
 -- parameter: run text "the run"
 -- parameter: step int "the step: its batch turns the state at this step into the next one"

@@ -1,4 +1,5 @@
 -- name: unchanged_weights
+-- topic: integrity
 -- summary: Steps after which trained weights are the same at the next recorded step, with the rate.
 -- parameter: run text "the run; NULL: every run" default NULL
 -- returns: run, step, next_step, n_unchanged, n_tensors, share, max_lr

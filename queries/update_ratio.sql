@@ -1,4 +1,5 @@
 -- name: update_ratio
+-- topic: training
 -- summary: Size of the change of each weight tensor from one recorded step to the next, relative to its norm.
 -- parameter: run text "the run"
 -- parameter: component text "canonical role, such as o or down; NULL: every tensor" default NULL

@@ -1,14 +1,15 @@
 """The query library: `queries/*.sql`, SQL files with a header that says how to call them.
 
     -- name: loss
+    -- topic: training
     -- summary: Loss and held-out loss by step.
     -- parameter: run text "the run" default NULL
     -- returns: run, step, loss, heldout_loss
     -- example: pico query loss -p run=tiny
 
 `pico query` lists, shows and runs them. Parameters are prepared parameters of DuckDB (`$run`),
-converted by their declared type, never pasted into the text. A header that does not hold together
-is an error that names file and line.
+converted by their declared type, never pasted into the text. The topic, under which queries are
+listed, may be left out. A header that does not hold together is an error that names file and line.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pico.sql import statements
 _HEADER = re.compile(r"--\s*(?P<key>[a-z]+):\s*(?P<value>.*?)\s*")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _PLACEHOLDER = re.compile(r"--[^\n]*|'(?:[^']|'')*'|\$([A-Za-z_][A-Za-z0-9_]*)")
+_KEYS = ("name", "topic", "summary", "returns", "example")
 _BOOLEANS = {"true": True, "false": False}
 _CONVERT: dict[str, Callable[[str], Any]] = {
     "text": str,
@@ -54,6 +56,8 @@ class Query:
     """One query of the library."""
 
     name: str
+    topic: str
+    """What it is about, `other` if the header does not say."""
     summary: str
     parameters: tuple[Parameter, ...]
     returns: tuple[str, ...]
@@ -150,14 +154,14 @@ def parse(path: Path) -> Query:
             if parameter.name in parameters:
                 raise QueryError(f"{where}: parameter {parameter.name!r} is declared twice")
             parameters[parameter.name] = parameter
-        elif key not in ("name", "summary", "returns", "example") or key in fields or not value:
+        elif key not in _KEYS or key in fields or not value:
             raise QueryError(
-                f"{where}: {line!r} is no header line; they are '-- KEY: …' with name, summary, "
-                "parameter, returns, example, each but parameter once"
+                f"{where}: {line!r} is no header line; they are '-- KEY: …' with "
+                f"{', '.join(_KEYS)}, parameter, each but parameter once"
             )
         else:
             fields[key] = value
-    missing = [key for key in ("name", "summary", "returns", "example") if key not in fields]
+    missing = [key for key in _KEYS if key not in fields and key != "topic"]
     if missing:
         raise QueryError(f"{path.name}, line {end + 1}: the header lacks '-- {missing[0]}: …'")
     if fields["name"] != path.stem:
@@ -165,9 +169,15 @@ def parse(path: Path) -> Query:
     body = "\n".join(lines[end:])
     _check_placeholders(body, parameters, path, end + 1)
     returns = tuple(column.strip() for column in fields["returns"].split(","))
-    declared = tuple(parameters.values())
     return Query(
-        fields["name"], fields["summary"], declared, returns, fields["example"], body.strip(), text
+        fields["name"],
+        fields.get("topic", "other"),
+        fields["summary"],
+        tuple(parameters.values()),
+        returns,
+        fields["example"],
+        body.strip(),
+        text,
     )
 
 

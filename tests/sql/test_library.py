@@ -56,6 +56,7 @@ def test_a_header_becomes_a_query(write: Any) -> None:
     path = write(HEADER + SQL + "\n")
     query = library.parse(path)
     assert (query.name, query.summary, query.sql) == ("answer", "The answer.", SQL)
+    assert query.topic == "other"
     assert query.returns == ("a", "b")
     assert query.example == "pico query answer -p step=1"
     assert query.text == HEADER + SQL + "\n"
@@ -185,6 +186,13 @@ def test_every_query_answers_a_lake_without_rows(name: str) -> None:
     assert tuple(relation.columns) == query.returns
     n_rows = statements.fetch(relation).num_rows
     assert n_rows == (1 if name == "order_equality" else 0)
+
+
+def test_a_header_may_say_what_the_query_is_about(write: Any) -> None:
+    text = HEADER.replace("-- summary", "-- topic: questions\n-- summary") + SQL
+    assert library.parse(write(text)).topic == "questions"
+    topics = {query.topic for query in library.list_queries()}
+    assert topics == {"training", "weights", "activations", "integrity", "data"}
 
 
 def test_headers_are_complete_sentences_that_fit_a_line() -> None:
