@@ -106,6 +106,8 @@ class Elsewhere:
             self._runs.append(run)
         number = np.uint64(self._runs.index(run))
         level = np.unique(_prefixes(hashes) | number)
+        if not len(level):
+            return
         # Sizes that double, as a binary counter has them, keep merging and asking logarithmic.
         while self._levels and len(self._levels[-1]) <= 2 * len(level):
             level = np.union1d(self._levels.pop(), level)
@@ -145,8 +147,8 @@ class Elsewhere:
 
 def _prefixes(hashes: pa.Array) -> npt.NDArray[np.uint64]:
     """Return the first 44 bits of hexadecimal hashes, shifted to leave room for a run's number."""
-    padded = pc.ascii_rpad(hashes, _DIGITS, "0") if len(hashes) else hashes
-    text = np.array(padded.to_pylist(), dtype=f"S{_DIGITS}")
+    known = [text.encode()[:_DIGITS] for text in hashes.to_pylist()]
+    text = np.array(known, dtype=f"S{_DIGITS}")
     codes = text.view(np.uint8).reshape(len(text), _DIGITS).astype(np.uint64)
     digits = (codes & np.uint64(15)) + np.uint64(9) * (codes >> np.uint64(6))
     value = np.zeros(len(text), np.uint64)

@@ -210,6 +210,7 @@ class _Keeper:
         self._pending: list[tuple[int, int, float]] = []
         self._committed_at = time.monotonic()
         self._computed = self._reused = 0
+        self._n_left = work.n_tensors
 
     @property
     def known(self) -> list[str]:
@@ -223,10 +224,7 @@ class _Keeper:
         return Summary(computed=self._computed, reused=self._reused)
 
     def take(self, tensor_hash: str, values: Values) -> None:
-        """Make the rows of all tensors with this content; commit first if a batch is full."""
-        waited = time.monotonic() - self._committed_at
-        if len(self._pending) >= BATCH_ROWS or waited > BATCH_SECONDS:
-            self._commit(None)
+        """Make the rows of all tensors with this content; commit when a batch is full."""
         place = self._place[tensor_hash]
         every = np.array(self._work.known.values[place])
         for label, value in values.items():
@@ -237,7 +235,12 @@ class _Keeper:
                 self._pending.append((row, number, float(every[number])))
         self._computed += len(values)
         self._reused += len(self._pending) - n_before - len(values)
+        self._n_left -= 1
         self._report()
+        waited = time.monotonic() - self._committed_at
+        is_full = len(self._pending) >= BATCH_ROWS or waited > BATCH_SECONDS
+        if is_full and self._n_left:  # the last batch waits for its note
+            self._commit(None)
 
     def finish(self) -> None:
         """Commit the rest, with the note that now everything is there."""

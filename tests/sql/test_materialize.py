@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from pico import metrics, schema
@@ -17,9 +20,10 @@ from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.lake.table import TensorRow, write_tensors
 from pico.metrics import registry
-from pico.sql import materialize
+from pico.sql import materialize, tasks
 from pico.sql.summary import Summary
 from tests.sql import small_lake as lake
+from tests.stress import forks
 
 OF_TENSOR = [name for name in registry.names("tensor") if not registry.get(name).on_request]
 SPECTRAL = registry.names("spectrum")
@@ -242,6 +246,83 @@ def test_an_interruption_loses_one_batch_at_most(
     assert done.present == n_kept
     assert len(kept(storage)) == 12
     schema.table("metrics").check_unique(Snapshot.take(storage).read("metrics"))
+
+
+def _computing(url: str, kept_before_death: int) -> None:
+    """Compute, and die without a word in the middle of a batch."""
+    materialize.BATCH_ROWS = tasks.TASK_VALUES = 4
+    real, n_done = metrics.compute, 0
+
+    def deadly(array: Any, names: Any) -> Any:
+        nonlocal n_done
+        n_done += 1
+        if n_done > kept_before_death:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(array, names)
+
+    metrics.compute = deadly
+    materialize.compute(Storage(url), metrics=["gini"], workers=1)
+
+
+@pytest.mark.parametrize("n_done", [0, 3, 14, 19])
+def test_a_kill_loses_one_batch_at_most(new_lake: Callable[..., Storage], n_done: int) -> None:
+    """Of 20 tensors in two runs. A batch is 4 values, and so is a task, of which two are ahead."""
+    storage = new_lake("lake", "first", "second")
+    process, pipe = forks.start(_computing, storage.url, n_done)
+    with pytest.raises(EOFError):
+        forks.answer(process, pipe)
+    assert process.exitcode == -signal.SIGKILL
+    n_kept = len(kept(storage))
+    assert n_kept <= 2 + n_done + 2 + 2  # the norm stands for three rows in each run
+    assert n_kept >= n_done - 4 - 2 * 4
+    done = materialize.compute(storage, metrics=["gini"])
+    assert done.present == n_kept
+    rows = kept(storage)
+    assert len(rows) == 2 * TENSORS * len(lake.STEPS)
+    schema.table("metrics").check_unique(Snapshot.take(storage).read("metrics"))
+    for row in rows:
+        wanted = metrics.gini(lake.weight(row["run_id"], row["global_step"], row["name"]))
+        assert row["value"] == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_dry_run_says_how_much_is_missing(new_lake: Callable[..., Storage]) -> None:
+    storage = new_lake("lake", "first", "second")
+    before = storage.list("")
+    told = materialize.compute(
+        storage, metrics="gini,per", table=["weights", "gradients"], dry_run=True
+    )
+    assert storage.list("") == before
+    steps = len(lake.STEPS)
+    found = {(lack.run, lack.table): lack for lack in told.lacks}
+    assert found.keys() == {(r, t) for r in lake.RUNS for t in ("weights", "gradients")}
+    first, second = found["first", "weights"], found["second", "weights"]
+    assert first.values == second.values == steps * (TENSORS + MATRICES)
+    assert (first.tensors, first.to_compute) == (steps * MATRICES + 1, 2 * steps * MATRICES + 1)
+    # the norm of the second run is that of the first, and the gradients are the weights here
+    assert (second.tensors, second.to_compute) == (steps * MATRICES, 2 * steps * MATRICES)
+    assert found["first", "gradients"].to_compute == 0
+    assert found["first", "gradients"].n_bytes == 0
+    assert first.n_bytes == sum(_value_bytes(storage, e) for e in files(storage, "first"))
+    assert "values are missing" in str(told) and len(told.rows()) == 4
+    done = materialize.compute(storage, metrics="gini,per", table=["weights", "gradients"])
+    assert done.computed == sum(lack.to_compute for lack in told.lacks)
+    assert done.computed + done.reused == sum(lack.values for lack in told.lacks)
+    assert materialize.compute(storage, metrics="gini,per", dry_run=True).lacks == ()
+
+
+def files(storage: Storage, run: str) -> list[Any]:
+    return Snapshot.take(storage).files("weights", [run])
+
+
+def _value_bytes(storage: Storage, entry: Any) -> int:
+    metadata = pq.read_metadata(f"{storage.folder}/{entry.path}")
+    groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
+    columns = [group.column(n) for group in groups for n in range(group.num_columns)]
+    return sum(
+        column.total_compressed_size
+        for column in columns
+        if column.path_in_schema.partition(".")[0] in ("value", "raw")
+    )
 
 
 def test_batches_are_commits(
