@@ -424,6 +424,25 @@ def test_tied_and_frozen_parameters_are_no_fault(local):
     assert kinds(local, deep=True) == []
 
 
+def test_buffers_are_not_trained(local):
+    """A mask that stands in every checkpoint is the same at all of them."""
+    torch = pytest.importorskip("torch")
+    from pico.record.recorder import Recorder
+
+    model = torch.nn.Linear(3, 3)
+    model.register_buffer("mask", torch.tril(torch.ones(3, 3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Recorder(local.url, "r", model, optimizer, {"checkpoints": True}) as recorder:
+        for _ in range(2):
+            model(torch.ones(5, 3)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            recorder.step()
+    stored = live(local, "weights")
+    assert "mask" in table.read(local, stored)["name"].to_pylist()
+    assert kinds(local, deep=True) == []
+
+
 def test_nothing_is_found_while_a_writer_works(local):
     done = threading.Event()
 
