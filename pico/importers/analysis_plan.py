@@ -7,10 +7,11 @@ error.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import xxhash
 
@@ -23,10 +24,11 @@ from pico.metrics import registry
 
 Numbers = Literal["both", "ours", "pico"]
 Form = Literal["tensor", "ov_circuit", "ov_activation", "vo_product", "ov_gradient_pico"]
-_FORMS: Mapping[str, tuple[Form, Form]] = {
-    "weights": ("ov_circuit", "vo_product"),
-    "gradients": ("ov_gradient_pico", "ov_gradient_pico"),
-    "activations": ("ov_activation", "ov_activation"),
+Whose = Literal["ours", "pico"]
+_FORMS: Mapping[str, Mapping[Whose, Form]] = {
+    "weights": {"ours": "ov_circuit", "pico": "vo_product"},
+    "gradients": {"ours": "ov_gradient_pico", "pico": "ov_gradient_pico"},
+    "activations": {"ours": "ov_activation", "pico": "ov_activation"},
 }
 """What an OV circuit is: to us, and to pico-analyze."""
 QUALIFIERS = ("site", "stage", "probe")
@@ -44,6 +46,8 @@ class Part:
     probe: str | None
     content_hash: str
     input_hash: str | None
+    sub_batch: int | None = None
+    """Where the import put activations right that pico-train had scrambled: its sub-batch."""
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -64,13 +68,17 @@ class Measured:
     head: int | None = None
     n_heads: int = 0
     n_kv_heads: int = 0
+    is_scrambled: bool = False
+    """Whether activations are taken as pico-train stored them, which pico-analyze does."""
 
     @cached_property
     def tensor_hash(self) -> str:
         """The tensor's hash, or one over those of the parts."""
         hashes = [part.content_hash for part in self.parts]
-        joined = "\n".join([self.form, *hashes]).encode()
-        return hashes[0] if self.form == "tensor" else xxhash.xxh3_128_hexdigest(joined)
+        if self.form == "tensor" and not self.is_scrambled:
+            return hashes[0]
+        joined = "\n".join([self.form, str(self.is_scrambled), *hashes])
+        return xxhash.xxh3_128_hexdigest(joined.encode())
 
 
 @dataclass(frozen=True)
@@ -117,6 +125,9 @@ class Entry:
     """Layers and steps at which the run does not have the tensors."""
 
 
+Things: TypeAlias = dict[Whose, list[Measured]]
+
+
 class Plan:
     """Resolves a config on one run of a lake."""
 
@@ -127,7 +138,8 @@ class Plan:
             RunNameError: if the lake has no such run.
         """
         self.run = snapshot.check_run(run)
-        self._snapshot, self._numbers = snapshot, numbers
+        self._snapshot = snapshot
+        self._whose: list[Whose] = ["ours", "pico"] if numbers == "both" else [numbers]
         self._steps: list[int] = []
         self._parameters = snapshot.read("parameters", runs=[run]).to_pylist()
         self._tables: dict[str, dict[tuple[int, int | None], list[dict[str, Any]]]] = {}
@@ -149,82 +161,80 @@ class Plan:
     def _entry(
         self, metric: MetricConfig, component: ComponentConfig, steps: Sequence[int]
     ) -> Entry:
-        values, n_absent = [], 0
+        values: dict[Value, None] = {}
+        n_absent = 0
         for layer in component.layer_numbers:
-            target: list[Measured] = []
+            targets: Things = {}
             if metric.target_checkpoint is not None:
-                target = self._things(metric, component, layer, metric.target_checkpoint)
-                if not target:
+                targets = self._things(metric, component, layer, metric.target_checkpoint)
+                if not targets:
                     raise ConfigError(self._no_target(metric, component, layer))
             for step in steps:
                 things = self._things(metric, component, layer, step)
                 n_absent += not things
-                values += list(self._values(metric, things, target))
-        return Entry(metric, component, values, n_absent)
-
-    def _values(
-        self, metric: MetricConfig, things: Sequence[Measured], target: Sequence[Measured]
-    ) -> Iterator[Value]:
-        references = {(item.form, item.head): item for item in target}
-        for thing in things:
-            names = {
-                "tensor": [metric.ours, metric.theirs],
-                "ov_circuit": [metric.ours],
-                "vo_product": [metric.theirs],
-            }.get(thing.form, [metric.ours, metric.theirs])
-            if self._numbers != "both" and len(names) > 1:
-                names = [names[self._numbers == "pico"]]
-            for name in dict.fromkeys(names):
-                yield Value(name, thing, references.get((thing.form, thing.head)))
+                for whose, found in things.items():
+                    name = metric.ours if whose == "ours" else metric.theirs
+                    others = targets.get(whose, [None] * len(found))
+                    pairs = zip(found, others, strict=True)
+                    values |= dict.fromkeys(Value(name, thing, other) for thing, other in pairs)
+        return Entry(metric, component, list(values), n_absent)
 
     def _things(
         self, metric: MetricConfig, component: ComponentConfig, layer: int, step: int
-    ) -> list[Measured]:
+    ) -> Things:
         """Return what a component is at a layer and step; nothing where the run lacks it."""
         split = self._probe(metric.data_split)
         found = [self._parameter(layer, suffix) for suffix in component.modules]
-        kind = component.data_type
+        kind: str = component.data_type
+        captured = [self._row(kind, step, item, split) for item in found]
         if component.component_name == "simple":
-            row = self._row(kind, step, found[0], split)
-            if row is None:
-                return []
-            part = _part(kind, row)
-            param = None if kind == "activations" else found[0]["param"]
-            return [Measured("tensor", (part,), row["name"], layer, row["component"], param)]
-        v, o = found
-        weights = [self._row("weights", step, item, None) for item in (v, o)]
-        captured = [self._row(kind, step, item, split) for item in (v, o)]
-        rows = {
-            "weights": [("weights", row) for row in weights],
-            "gradients": [*((kind, r) for r in captured), *(("weights", r) for r in weights)],
-            "activations": [(kind, captured[0]), ("weights", weights[1])],
-        }[kind]
-        if any(row is None for _, row in rows):
-            return []
+            rows = [(kind, captured[0])]
+        else:
+            weights = [("weights", self._row("weights", step, item, None)) for item in found]
+            rows = {
+                "weights": weights,
+                "gradients": [*((kind, row) for row in captured), *weights],
+                "activations": [(kind, captured[0]), weights[1]],
+            }[kind]
         parts = tuple(_part(table, row) for table, row in rows if row is not None)
-        return list(self._circuits(kind, parts, o, v, layer))
+        if len(parts) < len(rows):
+            return {}
+        if component.component_name == "simple":
+            return {whose: [self._simple(whose, parts[0], found[0])] for whose in self._whose}
+        return {w: list(self._heads(_FORMS[kind][w], w, parts, *found)) for w in self._whose}
 
-    def _circuits(
+    def _simple(self, whose: Whose, part: Part, parameter: Mapping[str, Any]) -> Measured:
+        is_scrambled = whose == "pico" and part.sub_batch is not None
+        return Measured(
+            "tensor",
+            (part,),
+            f"{part.name}.scrambled" if is_scrambled else part.name,
+            parameter["layer"],
+            parameter["component"],
+            None if part.table == "activations" else parameter["param"],
+            is_scrambled=is_scrambled,
+        )
+
+    def _heads(
         self,
-        kind: str,
+        form: Form,
+        whose: Whose,
         parts: tuple[Part, ...],
-        o: Mapping[str, Any],
         v: Mapping[str, Any],
-        layer: int,
+        o: Mapping[str, Any],
     ) -> Iterator[Measured]:
+        """Yield the circuit of each head."""
         n_heads, n_kv_heads = o["n_heads"], v["n_kv_heads"]
         if not n_heads or not n_kv_heads:
             raise ConfigError(f"run {self.run!r} does not tell how many heads {o['name']} has")
-        wanted = dict.fromkeys(_FORMS[kind])
-        if self._numbers != "both":
-            wanted = {_FORMS[kind][self._numbers == "pico"]: None}
-        parent = _module(o).rpartition(".")[0]
-        for form in wanted:
-            word = "ov_circuit" if form == "ov_activation" else form
-            for head in range(n_heads):
-                yield Measured(
-                    form, parts, f"{parent}.{word}", layer, word, None, head, n_heads, n_kv_heads
-                )
+        is_scrambled = whose == "pico" and parts[0].sub_batch is not None
+        word: str = "ov_circuit" if form == "ov_activation" else form
+        word += ".scrambled" * is_scrambled
+        name = f"{_module(o).rpartition('.')[0]}.{word}"
+        for head in range(n_heads):
+            yield Measured(
+                form, parts, name, o["layer"], word, None, head, n_heads, n_kv_heads, is_scrambled
+            )
 
     def _parameter(self, layer: int, suffix: str) -> dict[str, Any]:
         """Return the parameter of a layer whose module's name ends so."""
@@ -267,7 +277,7 @@ class Plan:
         if table not in self._tables:
             wanted = ["global_step", "name", "layer", "component", "content_hash", "part"]
             known = schema.table(table).column_names
-            wanted += [name for name in (*QUALIFIERS, "input_hash") if name in known]
+            wanted += [name for name in (*QUALIFIERS, "input_hash", "extra") if name in known]
             index: dict[tuple[int, int | None], list[dict[str, Any]]] = {}
             for row in self._snapshot.read(table, wanted, [self.run], self._steps).to_pylist():
                 if row["part"] == 0:
@@ -313,6 +323,8 @@ def _module(parameter: Mapping[str, Any]) -> str:
 
 
 def _part(table: str, row: Mapping[str, Any]) -> Part:
+    note = json.loads(row.get("extra") or "{}") if table == "activations" else {}
+    note = note.get("pico-train", {}) if isinstance(note, dict) else {}
     return Part(
         table=table,
         step=row["global_step"],
@@ -322,4 +334,5 @@ def _part(table: str, row: Mapping[str, Any]) -> Part:
         probe=row.get("probe"),
         content_hash=row["content_hash"],
         input_hash=row.get("input_hash"),
+        sub_batch=note.get("sub_batch") if note.get("unscrambled") is True else None,
     )

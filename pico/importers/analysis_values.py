@@ -105,6 +105,8 @@ def array_of(thing: Measured, read: dict[Part, Array]) -> Array:
     d_model).
     """
     parts = [read[part] for part in thing.parts]
+    if thing.is_scrambled:
+        parts[0] = _scrambled(parts[0], thing.parts[0].sub_batch or 1)
     if thing.form == "tensor":
         return parts[0]
     n_heads, n_kv_heads, head = thing.n_heads, thing.n_kv_heads, thing.head or 0
@@ -121,6 +123,15 @@ def array_of(thing: Measured, read: dict[Part, Array]) -> Array:
     group = head * n_kv_heads // n_heads
     mine = v[:, group * d_head : (group + 1) * d_head].astype(np.float64)
     return np.asarray(mine @ o[:, head * d_head : (head + 1) * d_head].astype(np.float64).T)
+
+
+def _scrambled(activations: Array, sub_batch: int) -> Array:
+    """Return activations (samples, features) as pico-train stores those of one device."""
+    pieces = [
+        activations[start : start + sub_batch].T.reshape(-1, activations.shape[1])
+        for start in range(0, len(activations), sub_batch)
+    ]
+    return np.concatenate(pieces) if pieces else activations
 
 
 def _all_or_each(array: Array, names: Sequence[str]) -> dict[str, float | str]:
