@@ -17,7 +17,8 @@ from pico.importers.facade import Importers
 from pico.lake import overview
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
-from pico.sql import frames, functions, library, materialize, session, statements, untrusted
+from pico.sql import functions, library, materialize, session, statements, untrusted
+from pico.sql.facade import Frames
 from pico.sql.library import Query
 from pico.sql.materialize import Summary
 from pico.upkeep.facade import Upkeep
@@ -25,14 +26,13 @@ from pico.upkeep.facade import Upkeep
 if TYPE_CHECKING:
     import duckdb
     import numpy as np
-    import polars as pl
     import pyarrow as pa
     from torch import nn
 
     from pico.train.trainer import Outcome, Progress
 
 
-class Lake(Upkeep, Importers):
+class Lake(Frames, Upkeep, Importers):
     """One lake: its runs, its tables, and what can be asked of them."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -109,22 +109,6 @@ class Lake(Upkeep, Importers):
             QueryError: if it is no SELECT, asks for more than the lake, fails, or needs too much.
         """
         return untrusted.run(self.snapshot(), statement, seconds=seconds, memory_limit=memory_limit)
-
-    def scan(
-        self,
-        table: str,
-        run: str | Collection[str] | None = None,
-        steps: int | Collection[int] | None = None,
-    ) -> pl.LazyFrame:
-        """Return a table as a Polars LazyFrame, files of other runs and steps left out.
-
-        Raises:
-            SchemaError: if the lake has no such table.
-        """
-        snapshot, runs = self.snapshot(), _listed(run)
-        for name in runs or ():
-            snapshot.check_run(name)
-        return frames.scan(snapshot, table, runs, _listed(steps))
 
     def runs(self) -> list[dict[str, Any]]:
         """Return a row per run: sizes, seeds, data set, last step, checkpoints, bytes."""

@@ -228,7 +228,8 @@ def _check_metrics(names: Sequence[str], where: str) -> None:
         if metric.kind == "pair":
             raise ConfigError(
                 f"{where}: {name!r} compares two tensors, and training has one at a time; store "
-                f"the tensors and compare them in SQL: {name}(a.tensor, b.tensor)"
+                f"them and compute it later: pico metrics compute --metrics {name} "
+                "--reference-step last"
             )
 
 
