@@ -82,10 +82,12 @@ def sql(
 
 
 @app.command(
-    epilog="Examples:  pico query list  |  pico query show loss  |  "
+    epilog="Examples:  pico query list  |  pico query show loss  |  pico query loss --help  |  "
     "pico query loss -p run=first --lake my-lake",
+    add_help_option=False,
 )
 def query(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="A query's name, or: list, show.")] = "list",
     shown: Annotated[str | None, typer.Argument(metavar="[NAME]", help="After show.")] = None,
     parameters: Annotated[
@@ -96,13 +98,20 @@ def query(
     ] = None,
     format: FormatOption = "table",
     out: OutOption = None,
+    help: Annotated[
+        bool, typer.Option("--help", help="Show this message, or a query's parameters, and exit.")
+    ] = False,
 ) -> None:
     """List the shipped queries, show one, or run one."""
     from pico.sql import library
 
+    if help:
+        general = name in ("list", "show")
+        page = context.get_help() if general else library.describe(library.get_query(name))
+        typer.echo(page)
+        return
     if name == "list":
-        rows = [{"query": q.name, "answers": q.summary} for q in library.list_queries()]
-        write_rows(rows, format, out)
+        write_rows(library.listing(), format, out)
         return
     if name == "show":
         if shown is None:

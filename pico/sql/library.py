@@ -77,6 +77,36 @@ def list_queries(folder: Path | None = None) -> list[Query]:
     return [parse(path) for path in paths]
 
 
+def listing() -> list[dict[str, str]]:
+    """Return a row per shipped query, by topic: its name, parameters and what it answers.
+
+    Parameters in brackets can be left out.
+    """
+    return [
+        {
+            "topic": query.topic,
+            "query": query.name,
+            "parameters": " ".join(
+                item.name if item.required else f"[{item.name}]" for item in query.parameters
+            ),
+            "answers": query.summary,
+        }
+        for query in sorted(list_queries(), key=lambda query: (query.topic, query.name))
+    ]
+
+
+def describe(query: Query) -> str:
+    """Return what somebody who calls a query wants to know: parameters, columns, an example."""
+    lines = [query.summary, "", "Parameters, each as -p KEY=VALUE:"]
+    width = max((len(item.name) for item in query.parameters), default=0)
+    for item in query.parameters:
+        default = "NULL" if item.default is None else item.default
+        ending = "required" if item.required else f"default: {default}"
+        lines.append(f"  {item.name:<{width}}  {item.type:<5}  {item.description}  [{ending}]")
+    lines += ["", f"Returns: {', '.join(query.returns)}", "", f"Example:  {query.example}"]
+    return "\n".join(lines)
+
+
 def get_query(name: str, folder: Path | None = None) -> Query:
     """Return one query.
 

@@ -73,6 +73,20 @@ def test_what_the_answers_say_of_the_demo_lake(demo_lake: str) -> None:
     assert corpus.filter(corpus["step"] == 3)["tokens"].to_list() == tokens.tolist()
 
 
+def test_help_of_a_query_tells_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    for query in library.list_queries():
+        assert run_command(["query", query.name, "--help"]) == 0
+        out = capsys.readouterr().out
+        assert all(parameter.description in out for parameter in query.parameters)
+        assert query.example in out
+    assert run_command(["query", "los", "--help"]) == 2
+    assert "Did you mean 'loss'" in capsys.readouterr().err
+    for words in (["query", "--help"], ["query", "list", "--help"]):
+        assert run_command(words) == 0
+        out = capsys.readouterr().out
+        assert "--param" in out and "--help" in out and "Examples:" in out
+
+
 def test_the_readme_shows_answers_with_the_columns_that_queries_return() -> None:
     assert len({name for name, _, _ in SHOWN}) >= 5
     for name, words, columns in SHOWN:

@@ -195,6 +195,32 @@ def test_a_header_may_say_what_the_query_is_about(write: Any) -> None:
     assert topics == {"training", "weights", "activations", "integrity", "data"}
 
 
+def test_a_query_is_described_to_who_calls_it(write: Any) -> None:
+    assert library.describe(library.parse(write(HEADER + SQL))).splitlines() == [
+        "The answer.",
+        "",
+        "Parameters, each as -p KEY=VALUE:",
+        "  step    int    the step  [required]",
+        "  factor  float  a factor  [default: 2.5]",
+        "  who     text   who asks  [default: NULL]",
+        "  loud    bool   whether to shout  [default: False]",
+        "",
+        "Returns: a, b",
+        "",
+        "Example:  pico query answer -p step=1",
+    ]
+
+
+def test_the_listing_goes_by_topic_and_tells_parameters() -> None:
+    rows = library.listing()
+    assert sorted(row["query"] for row in rows) == NAMES
+    topics = [row["topic"] for row in rows]
+    assert topics == sorted(topics)
+    told = {row["query"]: row["parameters"] for row in rows}
+    assert told["order_equality"] == "run other [tokens]"
+    assert told["loss"] == "[run]"
+
+
 def test_headers_are_complete_sentences_that_fit_a_line() -> None:
     for query in library.list_queries():
         assert query.summary.endswith("."), query.name
