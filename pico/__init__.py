@@ -19,15 +19,30 @@ from pico.errors import PicoError
 if TYPE_CHECKING:
     from pico import metrics
     from pico.api import Lake, connect, load_model
+    from pico.metrics.own import component, metric
+    from pico.metrics.plugins import load_plugin
     from pico.record.recorder import Recorder
 
 __version__ = "0.1.0"
-__all__ = ["Lake", "PicoError", "Recorder", "connect", "load_model", "metrics"]
+__all__ = [
+    "Lake",
+    "PicoError",
+    "Recorder",
+    "component",
+    "connect",
+    "load_model",
+    "load_plugin",
+    "metric",
+    "metrics",
+]
 
 _HOMES = {
     "Lake": "pico.api",
     "connect": "pico.api",
     "load_model": "pico.api",
+    "load_plugin": "pico.metrics.plugins",
+    "component": "pico.metrics.own",
+    "metric": "pico.metrics.own",
     "Recorder": "pico.record.recorder",
 }
 _TRAINING = {"torch": "train", "lightning": "train"}

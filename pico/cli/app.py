@@ -31,6 +31,11 @@ OutOption = Annotated[
     Path | None, typer.Option("-o", "--out", help="Write to this file instead of the terminal.")
 ]
 
+PluginOption = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", metavar="FILE.py", help="Load metrics of your own; may be repeated."),
+]
+
 
 @app.callback(invoke_without_command=True)
 def pico(
@@ -56,6 +61,14 @@ def open_lake(lake: str) -> Any:
     from pico import Lake
 
     return Lake.open(lake)
+
+
+def load_plugins(files: list[str] | None) -> None:
+    """Load the files of `--plugin`."""
+    from pico import load_plugin
+
+    for file in files or ():
+        load_plugin(file)
 
 
 def write_relation(relation: Any, format: str, out: Path | None) -> None:

@@ -3,22 +3,17 @@
 `pico.metrics.gini(array)` and its siblings take numpy arrays, torch tensors on any device, or
 nested lists, accumulate in float64 and return a float. `compute` shares one spectrum among many of
 them; `get` and `names` open the registry. They know neither lake nor SQL, and load no torch.
+`own` and `plugins` take in metrics of a user's.
 """
 
 from __future__ import annotations
 
-# Importing a module registers the metrics that it defines.
+# Importing a module registers the metrics that it defines, or has plugins loaded when needed.
+from pico.metrics import plugins as _plugins  # noqa: F401
 from pico.metrics.canonical import pwcca, svcca
 from pico.metrics.change import cosine_similarity, relative_change, subspace_overlap
-from pico.metrics.circuits import (
-    ov_circuit,
-    ov_gradient_pico,
-    ov_spectrum,
-    qk_circuit,
-    qk_spectrum,
-    split_qkv,
-    vo_product,
-)
+from pico.metrics.circuit_spectra import ov_spectra, ov_spectrum, qk_spectra, qk_spectrum
+from pico.metrics.circuits import ov_circuit, ov_gradient_pico, qk_circuit, vo_product
 from pico.metrics.moments import entry_mean, entry_median, entry_variance, trace
 from pico.metrics.norms import frobenius_norm, inf_norm, l1_norm, max_abs
 from pico.metrics.pico_analyze import (
@@ -30,6 +25,7 @@ from pico.metrics.pico_analyze import (
     pwcca_pico,
 )
 from pico.metrics.registry import compute, get, names
+from pico.metrics.shaping import concat_tensors, reshape, split_qkv
 from pico.metrics.similarity import cka, cka_debiased, cka_rbf, procrustes, rsa
 from pico.metrics.sparsity import excess_kurtosis, gini, hoyer, l1_l2_ratio, zero_fraction
 from pico.metrics.spectral import (
@@ -55,6 +51,7 @@ __all__ = [
     "cka_debiased",
     "cka_rbf",
     "compute",
+    "concat_tensors",
     "condition_number",
     "condition_number_pico",
     "cosine_similarity",
@@ -78,6 +75,7 @@ __all__ = [
     "nuclear_norm",
     "ov_circuit",
     "ov_gradient_pico",
+    "ov_spectra",
     "ov_spectrum",
     "participation_ratio",
     "per",
@@ -86,8 +84,10 @@ __all__ = [
     "pwcca",
     "pwcca_pico",
     "qk_circuit",
+    "qk_spectra",
     "qk_spectrum",
     "relative_change",
+    "reshape",
     "rsa",
     "singular_value_mean",
     "singular_value_variance",

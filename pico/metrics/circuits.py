@@ -1,8 +1,8 @@
 """Attention circuits: what one head reads and writes, from the weights of its projections.
 
 Called by `pico.sql` (functions of the same names) and the public names of `pico.metrics`. A head's
-circuit is a (d_model, d_model) matrix of rank d_head at most; its singular values come from the
-thin factors by two QR decompositions, and the product is formed only for those who ask for it.
+circuit is a (d_model, d_model) matrix of rank d_head at most, formed only for those who ask for it:
+`circuit_spectra` takes its singular values from the factors.
 
 Orientation is torch's: q, k and v are (heads · d_head, d_model) and o is (d_model, heads · d_head).
 With grouped queries, head h reads key and value head ⌊h · n_kv_heads / n_heads⌋.
@@ -10,18 +10,15 @@ With grouped queries, head h reads key and value head ⌊h · n_kv_heads / n_hea
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from pico.errors import MetricError
 from pico.metrics import arrays
 from pico.metrics.arrays import Array
-from pico.metrics.spectrum import spectrum
+from pico.metrics.components import register
 
 
-class _Thin(NamedTuple):
+class Factors(NamedTuple):
     """A product left · right of inner dimension d_head, not formed."""
 
     xp: Any
@@ -29,6 +26,7 @@ class _Thin(NamedTuple):
     right: Any  # (d_head, n)
 
 
+@register()
 def ov_circuit(v: Array, o: Array, n_heads: int, n_kv_heads: int, head: int) -> Any:
     """Return a head's output-value circuit: what it writes for what it attends to.
 
@@ -58,10 +56,11 @@ def ov_circuit(v: Array, o: Array, n_heads: int, n_kv_heads: int, head: int) -> 
     References:
         Elhage et al., A Mathematical Framework for Transformer Circuits (2021).
     """
-    thin = _ov(v, o, n_heads, n_kv_heads, head)
+    thin = ov_factors(v, o, n_heads, n_kv_heads, head)
     return arrays.like(thin.left @ thin.right, v)
 
 
+@register()
 def qk_circuit(q: Array, k: Array, n_heads: int, n_kv_heads: int, head: int) -> Any:
     """Return a head's query-key circuit: which residual vectors attend to which.
 
@@ -92,73 +91,11 @@ def qk_circuit(q: Array, k: Array, n_heads: int, n_kv_heads: int, head: int) -> 
     References:
         Elhage et al., A Mathematical Framework for Transformer Circuits (2021).
     """
-    thin = _qk(q, k, n_heads, n_kv_heads, head)
+    thin = qk_factors(q, k, n_heads, n_kv_heads, head)
     return arrays.like(thin.left @ thin.right, q)
 
 
-def ov_spectrum(v: Array, o: Array, n_heads: int, n_kv_heads: int, head: int) -> Any:
-    """Return the singular values of a head's output-value circuit, without forming it.
-
-    With O_h = Q₁R₁ and V_gᵀ = Q₂R₂ they are those of R₁R₂ᵀ, which is d_head by d_head.
-
-    Args:
-        v: (n_kv_heads · d_head, d_model), weight of the value projection.
-        o: (d_model, n_heads · d_head), weight of the output projection.
-        n_heads: Number of query heads.
-        n_kv_heads: Number of key and value heads; a divisor of `n_heads`.
-        head: Index of the query head, from 0.
-
-    Returns:
-        (min(d_head, d_model),) float64, descending: the d_model - d_head zeros that the circuit
-        has besides are left out.
-
-    Raises:
-        MetricError: The shapes do not fit the numbers of heads, or there is no such head.
-
-    Edge cases:
-        A NaN or infinite entry in the head's rows or columns: all values NaN.
-
-    Example:
-        >>> import numpy as np
-        >>> ov_spectrum(np.eye(2), np.asarray([[0.0, 1.0], [2.0, 0.0]]), 2, 2, 0).tolist()
-        [2.0]
-
-    References:
-        Golub and Van Loan, Matrix Computations, 4th ed. (2013), section 5.4.
-    """
-    return arrays.like(_thin_spectrum(_ov(v, o, n_heads, n_kv_heads, head)), v)
-
-
-def qk_spectrum(q: Array, k: Array, n_heads: int, n_kv_heads: int, head: int) -> Any:
-    """Return the singular values of a head's query-key circuit, without forming it.
-
-    Args:
-        q: (n_heads · d_head, d_model), weight of the query projection.
-        k: (n_kv_heads · d_head, d_model), weight of the key projection.
-        n_heads: Number of query heads.
-        n_kv_heads: Number of key and value heads; a divisor of `n_heads`.
-        head: Index of the query head, from 0.
-
-    Returns:
-        (min(d_head, d_model),) float64, descending; the circuit's other singular values are 0.
-
-    Raises:
-        MetricError: The shapes do not fit the numbers of heads, or there is no such head.
-
-    Edge cases:
-        A NaN or infinite entry in the head's rows: all values NaN.
-
-    Example:
-        >>> import numpy as np
-        >>> qk_spectrum(np.eye(2), np.asarray([[0.0, 1.0], [2.0, 0.0]]), 2, 2, 1).tolist()
-        [2.0]
-
-    References:
-        Golub and Van Loan, Matrix Computations, 4th ed. (2013), section 5.4.
-    """
-    return arrays.like(_thin_spectrum(_qk(q, k, n_heads, n_kv_heads, head)), q)
-
-
+@register()
 def vo_product(v: Array, o: Array, n_heads: int, n_kv_heads: int, head: int) -> Any:
     """Return what pico-analyze calls the weights of a head's OV circuit: V_g O_h.
 
@@ -189,10 +126,11 @@ def vo_product(v: Array, o: Array, n_heads: int, n_kv_heads: int, head: int) -> 
     References:
         pico-analyze, `src/components/ov_circuit.py` (2025).
     """
-    thin = _ov(v, o, n_heads, n_kv_heads, head)
+    thin = ov_factors(v, o, n_heads, n_kv_heads, head)
     return arrays.like(thin.right @ thin.left, v)
 
 
+@register()
 def ov_gradient_pico(
     v: Array, o: Array, v_grad: Array, o_grad: Array, n_heads: int, n_kv_heads: int, head: int
 ) -> Any:
@@ -227,70 +165,33 @@ def ov_gradient_pico(
     References:
         pico-analyze, `src/components/ov_circuit.py` (2025).
     """
-    from_output = _ov(v, o_grad, n_heads, n_kv_heads, head)
-    from_value = _ov(v_grad, o, n_heads, n_kv_heads, head)
+    from_output = ov_factors(v, o_grad, n_heads, n_kv_heads, head)
+    from_value = ov_factors(v_grad, o, n_heads, n_kv_heads, head)
     change = from_output.left @ from_output.right + from_value.left @ from_value.right
     return arrays.like(change, v)
 
 
-def split_qkv(qkv: Array, n_heads: int, which: str) -> Any:
-    """Return the query, key or value weight out of GPT-NeoX's fused projection.
-
-    The rows of the fused weight go head by head, and in each head through q, k and v.
-
-    Args:
-        qkv: (3 · n_heads · d_head, d_model), or (3 · n_heads · d_head,) for the bias.
-        n_heads: Number of heads; GPT-NeoX has as many for keys and values.
-        which: `q`, `k` or `v`.
-
-    Returns:
-        (n_heads · d_head, d_model) float64, or (n_heads · d_head,), of the kind of `qkv`.
-
-    Raises:
-        MetricError: The rows do not divide into 3 · n_heads, or `which` is another word.
-
-    Edge cases:
-        NaN and infinite entries are kept.
-
-    Example:
-        >>> import numpy as np
-        >>> split_qkv(np.arange(6.0), 2, "k").tolist()
-        [1.0, 4.0]
-
-    References:
-        Black et al., GPT-NeoX-20B (2022); `GPTNeoXAttention` in the library transformers.
-    """
-    xp, x = arrays.as_float64(qkv)
-    rows = x.shape[0] if x.ndim else 0
-    if which not in ("q", "k", "v"):
-        raise MetricError(f"split_qkv gives 'q', 'k' or 'v', not {which!r}")
-    if n_heads < 1 or not rows or rows % (3 * n_heads):
-        raise MetricError(f"{rows} rows do not divide into q, k and v of {n_heads} heads")
-    by_head = xp.reshape(x, (n_heads, 3, rows // (3 * n_heads), *x.shape[1:]))
-    picked = by_head[:, "qkv".index(which)]
-    return arrays.like(xp.reshape(picked, (rows // 3, *x.shape[1:])), qkv)
-
-
-def _ov(v: Array, o: Array, n_heads: int, n_kv_heads: int, head: int) -> _Thin:
+def ov_factors(v: Array, o: Array, n_heads: int, n_kv_heads: int, head: int) -> Factors:
+    """Return O_h and V_g of a head, checked."""
     xp, value, output = arrays.of_one_device(v, o)
     group, d_head = _group(value, "v", n_heads, n_kv_heads, head)
     _check_columns(output, "o", n_heads * d_head, value.shape[1])
     left = output[:, head * d_head : (head + 1) * d_head]
-    return _Thin(xp, left, value[group * d_head : (group + 1) * d_head, :])
+    return Factors(xp, left, value[group * d_head : (group + 1) * d_head, :])
 
 
-def _qk(q: Array, k: Array, n_heads: int, n_kv_heads: int, head: int) -> _Thin:
+def qk_factors(q: Array, k: Array, n_heads: int, n_kv_heads: int, head: int) -> Factors:
+    """Return Q_hᵀ and K_g of a head, checked."""
     xp, query, key = arrays.of_one_device(q, k)
     group, d_head = _group(key, "k", n_heads, n_kv_heads, head)
     _check_columns(query.T if query.ndim == 2 else query, "q", n_heads * d_head, key.shape[1])
     left = query[head * d_head : (head + 1) * d_head, :].T
-    return _Thin(xp, left, key[group * d_head : (group + 1) * d_head, :])
+    return Factors(xp, left, key[group * d_head : (group + 1) * d_head, :])
 
 
 def _group(x: Any, which: str, n_heads: int, n_kv_heads: int, head: int) -> tuple[int, int]:
     """Return the key and value head of a query head, and d_head."""
-    if n_kv_heads < 1 or n_heads < 1 or n_heads % n_kv_heads:
-        raise MetricError(f"{n_heads} heads do not divide among {n_kv_heads} key and value heads")
+    check_heads(n_heads, n_kv_heads)
     if not 0 <= head < n_heads:
         raise MetricError(f"there is no head {head}; heads are 0 to {n_heads - 1}")
     if x.ndim != 2 or x.shape[0] % n_kv_heads or not x.shape[0]:
@@ -300,24 +201,14 @@ def _group(x: Any, which: str, n_heads: int, n_kv_heads: int, head: int) -> tupl
     return head * n_kv_heads // n_heads, x.shape[0] // n_kv_heads
 
 
+def check_heads(n_heads: int, n_kv_heads: int) -> None:
+    """Raise a MetricError unless each key and value head serves as many query heads."""
+    if n_kv_heads < 1 or n_heads < 1 or n_heads % n_kv_heads:
+        raise MetricError(f"{n_heads} heads do not divide among {n_kv_heads} key and value heads")
+
+
 def _check_columns(x: Any, which: str, inner: int, d_model: int) -> None:
     if x.ndim != 2 or x.shape[1] != inner or x.shape[0] != d_model:
         needed = f"{d_model} x {inner}" if which == "o" else f"{inner} x {d_model}"
         found = tuple(x.shape) if which == "o" or x.ndim != 2 else tuple(x.shape[::-1])
         raise MetricError(f"{which} has shape {found}, and the other weight needs {needed}")
-
-
-def _thin_spectrum(thin: _Thin) -> Any:
-    """Return the min(d_head, m, n) singular values of left · right that can be other than 0."""
-    xp = thin.xp
-    n = min(thin.left.shape[1], thin.left.shape[0], thin.right.shape[1])
-    if not all(math.isfinite(arrays.max_magnitude(xp, factor)) for factor in thin[1:]):
-        return xp.full((n,), float("nan"), dtype=xp.float64, device=arrays.device(thin.left))
-    return spectrum(_triangle(xp, thin.left) @ _triangle(xp, thin.right.T).T)[:n]
-
-
-def _triangle(xp: Any, tall: Any) -> Any:
-    """Return R of a QR decomposition; numpy leaves Q out, which takes half the time."""
-    if isinstance(tall, np.ndarray):
-        return np.linalg.qr(tall, mode="r")
-    return xp.linalg.qr(tall, mode="reduced")[1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -23,6 +24,8 @@ MetricFunction: TypeAlias = Callable[..., float]
 _F = TypeVar("_F", bound=MetricFunction)
 
 _METRICS: dict[str, Metric] = {}
+_WAITING: list[Callable[[], None]] = []
+_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,8 @@ def register(
     """
 
     def decorate(function: _F) -> _F:
-        summary = _first_line(function)
-        _add(Metric(function.__name__, function, kind, version, summary, **flags))
+        summary = first_line(function)
+        add(Metric(function.__name__, function, kind, version, summary, **flags))
         return function
 
     return decorate
@@ -111,9 +114,9 @@ def register_spectral(
 
     def decorate(function: MetricFunction) -> Callable[[Array], float]:
         metric = Metric(
-            function.__name__, function, "spectrum", version, _first_line(function), takes_roundoff
+            function.__name__, function, "spectrum", version, first_line(function), takes_roundoff
         )
-        _add(metric)
+        add(metric)
 
         @functools.wraps(function, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
         def of_matrix(matrix: Array) -> float:
@@ -141,6 +144,7 @@ def names(kind: Kind | None = None) -> tuple[str, ...]:
         >>> names(kind="pair")[:2]
         ('cka', 'cka_debiased')
     """
+    load_waiting()
     return tuple(sorted(name for name, m in _METRICS.items() if kind in (None, m.kind)))
 
 
@@ -166,6 +170,7 @@ def get(name: str) -> Metric:
         Traceback (most recent call last):
         pico.errors.MetricError: no metric 'ginni'. Did you mean 'gini'? List them: ...
     """
+    load_waiting()
     if name not in _METRICS:
         raise MetricError(
             f"no metric {name!r}.{did_you_mean(name, _METRICS)} List them: pico metrics list"
@@ -215,12 +220,50 @@ def compute(array: Array, names: Iterable[str]) -> dict[str, float]:
     }
 
 
-def _add(metric: Metric) -> None:
+def add(metric: Metric) -> None:
+    """Register a metric.
+
+    Raises:
+        MetricError: There is one of that name.
+    """
     if metric.name in _METRICS:
         raise MetricError(f"metric {metric.name!r} is registered already; choose another name")
     _METRICS[metric.name] = metric
 
 
-def _first_line(function: MetricFunction) -> str:
+def knows(name: str) -> bool:
+    """Tell whether a metric of that name is registered, without loading what waits."""
+    return name in _METRICS
+
+
+def remove(name: str) -> None:
+    """Forget a metric, if there is one of that name."""
+    _METRICS.pop(name, None)
+
+
+def on_first_lookup(load: Callable[[], None]) -> None:
+    """Have `load` called once, before a name is looked up here or among the components."""
+    _WAITING.append(load)
+
+
+def load_waiting() -> None:
+    """Call what waits for the first lookup; what fails waits on."""
+    with _LOCK:
+        while _WAITING:
+            load = _WAITING.pop()
+            try:
+                load()
+            except BaseException:
+                _WAITING.append(load)
+                raise
+
+
+def stop_waiting() -> None:
+    """Forget what waits for the first lookup."""
+    _WAITING.clear()
+
+
+def first_line(function: Callable[..., Any]) -> str:
+    """Return the first line of a function's documentation, or an empty string."""
     lines = (function.__doc__ or "").strip().splitlines()
     return lines[0] if lines else ""

@@ -10,7 +10,9 @@ import pytest
 
 import pico
 from pico.cli import run_command
+from tests.metrics.conftest import fresh
 
+__all__ = ["fresh"]
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 SHELL = re.findall(r"^```bash\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
@@ -18,6 +20,7 @@ SMALL = ["max_steps=20", "data.max_bytes=300000", "data.vocab_size=512", "data.s
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("fresh"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
@@ -58,6 +61,8 @@ def test_commands_run(
     demo_lake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(demo_lake)
+    (own,) = [example for example in PYTHON if "@pico.metric" in example]
+    (demo_lake / "mine.py").write_text(own, encoding="utf-8")
     for words in command_lines():
         if words[0] == "demo":
             continue  # tests/test_demo.py runs it

@@ -9,7 +9,7 @@ import pytest
 
 import pico.metrics
 from pico.errors import MetricError
-from pico.metrics import arrays, compute, get, names
+from pico.metrics import arrays, components, compute, get, names
 from pico.metrics import registry as registry_module
 
 SINGLE = names("tensor") + names("spectrum")
@@ -29,10 +29,9 @@ MATRICES = {
 
 
 def test_names_are_the_public_functions():
-    circuits = {"ov_circuit", "qk_circuit", "ov_spectrum", "qk_spectrum", "split_qkv"}
-    circuits |= {"vo_product", "ov_gradient_pico"}
-    functions = set(pico.metrics.__all__) - {"compute", "get", "names", "spectrum"} - circuits
-    assert set(names()) == functions
+    functions = set(pico.metrics.__all__) - {"compute", "get", "names", "spectrum"}
+    assert set(names()) | set(components.names()) == functions
+    assert not set(names()) & set(components.names())
     assert names() == tuple(sorted(names()))
     assert sorted(names("tensor") + names("spectrum") + names("pair")) == list(names())
 

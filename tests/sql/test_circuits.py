@@ -16,7 +16,7 @@ from pico.lake.commit import Stream
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.lake.table import TensorRow, write_rows, write_tensors
-from pico.sql import session, statements
+from pico.sql import bridge, session, statements
 
 N_HEADS, N_KV_HEADS, D_HEAD, D_MODEL = 4, 2, 3, 10
 SHAPES = {
@@ -114,6 +114,62 @@ def test_split_qkv(connection: duckdb.DuckDBPyConnection) -> None:
     ((q, v),) = statements.query(connection, query).fetchall()
     assert q == {"shape": [2], "value": [0.0, 3.0]}
     assert v == {"shape": [2], "value": [2.0, 5.0]}
+
+
+def test_products_of_pico_analyze(connection: duckdb.DuckDBPyConnection) -> None:
+    v, o = weight(5, 1, "v"), weight(5, 1, "o")
+    counts = f"{N_HEADS}, {N_KV_HEADS}, 3"
+    columns = f"vo_product(a.tensor, b.tensor, {counts})"
+    columns += f", ov_gradient_pico(a.tensor, b.tensor, a.tensor, b.tensor, {counts})"
+    query = joined("v", "o", columns)
+    ((product, gradient),) = statements.query(connection, query).fetchall()
+    wanted = metrics.vo_product(v, o, N_HEADS, N_KV_HEADS, 3)
+    np.testing.assert_array_equal(product["value"], wanted.astype(np.float32).ravel())
+    assert product["shape"] == [D_HEAD, D_HEAD]
+    wanted = 2.0 * metrics.ov_circuit(v, o, N_HEADS, N_KV_HEADS, 3)
+    np.testing.assert_allclose(gradient["value"], wanted.ravel(), rtol=1e-6)
+
+
+TWO = "{'shape': [1, 2], 'value': [1, 2]::FLOAT[]}"
+THREE = "{'shape': [1, 3], 'value': [3, 4, 5]::FLOAT[]}"
+
+
+@pytest.mark.parametrize(
+    ("call", "shape", "value"),
+    [
+        (f"reshape({TWO}, [2])", [2], [1, 2]),
+        (f"reshape({TWO}, [-1, 1])", [2, 1], [1, 2]),
+        (f"concat_tensors({TWO}, {THREE}, 1)", [1, 5], [1, 2, 3, 4, 5]),
+        (f"concat_tensors({TWO}, {TWO})", [2, 2], [1, 2, 1, 2]),
+        (f"concat_tensors([{THREE}, {TWO}, {TWO}], 1)", [1, 7], [3, 4, 5, 1, 2, 1, 2]),
+        (f"concat_tensors([{TWO}, {TWO}])", [2, 2], [1, 2, 1, 2]),
+        (f"reshape(concat_tensors({TWO}, {TWO}), [4])", [4], [1, 2, 1, 2]),
+    ],
+)
+def test_shaping(
+    connection: duckdb.DuckDBPyConnection, call: str, shape: list[int], value: list[int]
+) -> None:
+    ((found,),) = statements.query(connection, f"SELECT {call}").fetchall()
+    assert found == {"shape": shape, "value": value}
+
+
+def test_shaping_of_columns_and_groups(connection: duckdb.DuckDBPyConnection) -> None:
+    query = (
+        "SELECT step, concat_tensors(list(tensor ORDER BY layer), 1) AS both FROM weights "
+        "WHERE component = 'o' GROUP BY step ORDER BY step"
+    )
+    for step, found in statements.query(connection, query).fetchall():
+        wanted = np.concatenate([weight(step, layer, "o") for layer in (0, 1)], axis=1)
+        assert found["shape"] == list(wanted.shape)
+        np.testing.assert_array_equal(found["value"], wanted.ravel())
+    query = "SELECT count(*), count(r) FROM (SELECT reshape(tensor, [-1]) AS r FROM weights)"
+    assert statements.query(connection, query).fetchall() == [(16, 16)]
+
+
+def test_shaping_of_null(connection: duckdb.DuckDBPyConnection) -> None:
+    query = f"SELECT reshape(NULL, [1]), reshape({TWO}, NULL), concat_tensors({TWO}, NULL, 0)"
+    query += f", concat_tensors([{TWO}, NULL]), concat_tensors(NULL::{bridge.TENSOR}[], 0)"
+    assert statements.query(connection, query).fetchall() == [(None,) * 5]
 
 
 def test_null_gives_null(connection: duckdb.DuckDBPyConnection) -> None:

@@ -73,6 +73,47 @@ def test_arguments_of_pairs() -> None:
         pl.col("tensor").tensor.subspace_overlap("other", kk=2)
 
 
+def test_components() -> None:
+    rng = np.random.default_rng(0)
+    v, o = rng.standard_normal((4, 10)), rng.standard_normal((10, 8))
+    v, o = v.astype(np.float32), o.astype(np.float32)
+    both = frame(v, None).hstack(frame(o, o, name="o"))
+    tensor = pl.col("tensor").tensor
+    found = both.lazy().select(
+        circuit=tensor.ov_circuit("o", 4, 2, head=1),
+        spectrum=tensor.ov_spectrum(o="o", n_heads=4, n_kv_heads=2, head=1),
+        spectra=tensor.ov_spectra(pl.col("o"), 4, 2),
+        norm=tensor.ov_circuit("o", 4, 2, 1).tensor.frobenius_norm(),
+        flat=tensor.reshape([-1]),
+        twice=tensor.concat_tensors("tensor"),
+    )
+    schema, found = found.collect_schema(), found.collect()
+    assert found.schema == schema
+    circuit = metrics.ov_circuit(v, o, 4, 2, 1)
+    assert found["circuit"][0]["shape"] == [10, 10]
+    np.testing.assert_array_equal(found["circuit"][0]["value"], circuit.astype(np.float32).ravel())
+    np.testing.assert_array_equal(found["spectrum"][0], metrics.ov_spectrum(v, o, 4, 2, 1))
+    np.testing.assert_array_equal(found["spectra"][0].to_list(), metrics.ov_spectra(v, o, 4, 2))
+    assert found["norm"][0] == pytest.approx(np.linalg.norm(circuit), rel=1e-6)
+    assert found["flat"][0]["shape"] == [40]
+    assert found["twice"][0]["shape"] == [8, 10]
+    assert found.row(1) == (None,) * 6
+
+
+def test_components_say_what_they_lack() -> None:
+    tensor = pl.col("tensor").tensor
+    with pytest.raises(MetricError, match="ov_circuit needs the columns of o too"):
+        tensor.ov_circuit(n_heads=4)
+    with pytest.raises(MetricError, match="ov_circuit needs the argument 'head' too"):
+        tensor.ov_circuit("o", 4, 2)
+    with pytest.raises(MetricError, match=r"no argument 'haed' .*Did you mean 'head'"):
+        tensor.ov_circuit("o", 4, 2, haed=0)
+    with pytest.raises(MetricError, match="has no argument 'head' beside those given"):
+        tensor.ov_circuit("o", 4, 2, 1, head=0)
+    with pytest.raises(MetricError, match=r"has no argument number 2 .* It takes: shape"):
+        tensor.reshape([1], 3)
+
+
 def test_null_vectors_and_empty_tensors() -> None:
     found = frame(None, np.ones(3, np.float32), np.zeros((0, 2), np.float32)).select(
         gini=pl.col("tensor").tensor.gini(),
