@@ -1,12 +1,16 @@
 """Computes the numbers of an analysis: reads the tensors of a step, makes circuits, measures.
 
 `analysis` calls it, a step at a time. Tensors of the step and of the reference are read once; all
-metrics of one thing share what they need, and an OV circuit's spectrum comes from its thin factors.
+metrics of one thing share what they need, and an OV circuit's spectrum comes from its thin factors:
+spectral metrics count the values that such a product can have, d_head of a circuit.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -37,15 +41,19 @@ class Calculator:
         Raises:
             CorruptError: if a file is missing or damaged.
         """
-        others = [item.reference for item in wanted if item.reference is not None]
-        self._references |= self._read(_parts(others) - self._references.keys())
+        references = [item.reference for item in wanted if item.reference is not None]
+        self._references |= self._read(_parts(references) - self._references.keys())
         read = {**self._references, **self._read(_parts(item.of for item in wanted))}
         found: dict[Value, float | str] = {}
         groups: dict[tuple[Measured, Measured | None], list[Value]] = {}
         for item in wanted:
             groups.setdefault((item.of, item.reference), []).append(item)
-        for (thing, other), items in groups.items():
-            found |= zip(items, self._measures(thing, other, items, read), strict=True)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            things, others = zip(*groups, strict=True)
+            lists = list(groups.values())
+            answers = pool.map(self._measures, things, others, lists, repeat(read))
+            for items, answer in zip(lists, answers, strict=True):
+                found |= zip(items, answer, strict=True)
         return found
 
     def _measures(
@@ -67,14 +75,11 @@ class Calculator:
         parts = [read[part] for part in thing.parts]
         spectral = {item.metric for item in items if registry.get(item.metric).kind == "spectrum"}
         answers: dict[str, float | str] = {}
-        if thing.form == "ov_circuit" and spectral:
-            v, o = parts
-            values = circuit_spectra.ov_spectrum(
-                v, o, thing.n_heads, thing.n_kv_heads, thing.head or 0
-            )
+        if thing.form in ("ov_circuit", "ov_gradient_pico") and spectral:
+            values = circuit_spectra.ov_spectrum(*_factors(thing, parts), 1, 1, 0)
             for name in spectral:
                 metric = registry.get(name)
-                answers[name] = metric.of_spectrum(values, arrays.roundoff(v))
+                answers[name] = metric.of_spectrum(values, arrays.roundoff(parts[0]))
         rest = [item.metric for item in items if item.metric not in answers]
         if rest:
             answers |= _all_or_each(array_of(thing, read), rest)
@@ -123,6 +128,27 @@ def array_of(thing: Measured, read: dict[Part, Array]) -> Array:
     group = head * n_kv_heads // n_heads
     mine = v[:, group * d_head : (group + 1) * d_head].astype(np.float64)
     return np.asarray(mine @ o[:, head * d_head : (head + 1) * d_head].astype(np.float64).T)
+
+
+def _factors(thing: Measured, parts: Sequence[Array]) -> tuple[Array, Array]:
+    """Return the thin factors of a head's circuit, or of its gradient, as value and output.
+
+    The gradient is a sum of two products, so its factors are those of both side by side; it has
+    2 · d_head singular values other than 0.
+    """
+    *gradients, v, o = parts
+    d_head = o.shape[1] // thing.n_heads
+    head = thing.head or 0
+    group = head * thing.n_kv_heads // thing.n_heads
+    rows = slice(group * d_head, (group + 1) * d_head)
+    columns = slice(head * d_head, (head + 1) * d_head)
+    if not gradients:
+        return v[rows], o[:, columns]
+    v_grad, o_grad = gradients
+    return (
+        np.concatenate([v[rows], v_grad[rows]]),
+        np.concatenate([o_grad[:, columns], o[:, columns]], axis=1),
+    )
 
 
 def _scrambled(activations: Array, sub_batch: int) -> Array:
