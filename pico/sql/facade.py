@@ -1,6 +1,7 @@
 """The methods of `pico.Lake` that answer in Polars; `Lake` inherits them.
 
-Each takes a fresh snapshot of the lake and calls one function of this package.
+Each takes a fresh snapshot of the lake and calls one function of this package. Polars, which takes
+half a second to import, is imported by the first one that is called.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
-from pico.sql import frames, materialize, tidy
+from pico.sql import materialize
 
 if TYPE_CHECKING:
     import polars as pl
@@ -45,6 +46,8 @@ class Frames:
             SchemaError: if the lake has no such table, or the table no layers or components.
             RunNameError: for a run that the lake does not have.
         """
+        from pico.sql import frames
+
         snapshot, runs = Snapshot.take(self.storage), _listed(run)
         for name in runs or ():
             snapshot.check_run(name)
@@ -89,6 +92,8 @@ class Frames:
             RunNameError: for a run that the lake does not have.
             SchemaError: for a table that holds no tensors.
         """
+        from pico.sql import tidy
+
         asked, runs = _listed(names), _listed(run)
         if compute:
             for name in [None] if runs is None else runs:
