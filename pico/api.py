@@ -17,6 +17,7 @@ from pico.importers.facade import Importers
 from pico.lake import overview
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
+from pico.metrics.plugins import load_plugin
 from pico.sql import functions, library, materialize, session, statements, untrusted
 from pico.sql.facade import Frames
 from pico.sql.library import Query
@@ -235,8 +236,14 @@ def connect(
     steps: int | Collection[int] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     verify: bool = False,
+    plugins: Iterable[str] = (),
 ) -> duckdb.DuckDBPyConnection:
-    """Return a DuckDB connection to a lake, with views and tensor functions; see `Lake.connect`."""
+    """Return a DuckDB connection to a lake, with views and tensor functions; see `Lake.connect`.
+
+    The files of `plugins` are loaded first, as by `pico.load_plugin`.
+    """
+    for file in plugins:
+        load_plugin(file)
     return _lake(lake, storage_options).connect(runs, steps, verify)
 
 

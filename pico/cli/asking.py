@@ -11,7 +11,9 @@ from pico.cli.app import (
     FormatOption,
     LakeOption,
     OutOption,
+    PluginOption,
     app,
+    load_plugins,
     note,
     open_lake,
     write_relation,
@@ -61,11 +63,15 @@ def sql(
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare all files with the log before answering.")
     ] = False,
+    plugin: PluginOption = None,
 ) -> None:
     """Ask a lake in SQL (DuckDB), with a view per table and tensor functions."""
     if statement == "-" and sys.stdin is None:
         raise QueryError("standard input is closed; there is no SQL to read")
     text = sys.stdin.read() if statement == "-" else statement
+    if untrusted and plugin:
+        raise QueryError("--plugin is not for --untrusted SQL, which may not run your code")
+    load_plugins(plugin)
     if untrusted and verify:
         raise QueryError("--verify is not for --untrusted SQL; see pico verify --deep")
     if untrusted:
@@ -98,6 +104,7 @@ def query(
     ] = None,
     format: FormatOption = "table",
     out: OutOption = None,
+    plugin: PluginOption = None,
     help: Annotated[
         bool, typer.Option("--help", help="Show this message, or a query's parameters, and exit.")
     ] = False,
@@ -105,6 +112,7 @@ def query(
     """List the shipped queries, show one, or run one."""
     from pico.sql import library
 
+    load_plugins(plugin)
     if help:
         general = name in ("list", "show")
         page = context.get_help() if general else library.describe(library.get_query(name))
@@ -128,18 +136,24 @@ def query(
 
 
 @app.command(epilog="Example:  pico functions")
-def functions(format: FormatOption = "table", out: OutOption = None) -> None:
+def functions(
+    format: FormatOption = "table", out: OutOption = None, plugin: PluginOption = None
+) -> None:
     """List the tensor functions that SQL has here."""
     from pico.sql import functions as tensor_functions
 
+    load_plugins(plugin)
     write_rows([dict(f) for f in tensor_functions.functions()], format, out)
 
 
 @metrics_app.command("list", epilog="Example:  pico metrics list")
-def metrics_list(format: FormatOption = "table", out: OutOption = None) -> None:
+def metrics_list(
+    format: FormatOption = "table", out: OutOption = None, plugin: PluginOption = None
+) -> None:
     """List the metrics."""
     from pico.metrics import registry
 
+    load_plugins(plugin)
     found = [registry.get(name) for name in registry.names()]
     rows = [{"metric": m.name, "of": m.kind, "version": m.version, "is": m.summary} for m in found]
     write_rows(rows, format, out)
@@ -159,10 +173,12 @@ def metrics_compute(
         Literal["weights", "gradients", "activations", "optimizer"],
         typer.Option("--table", help="Whose tensors."),
     ] = "weights",
+    plugin: PluginOption = None,
 ) -> None:
     """Compute the metrics that are missing and keep them in the lake."""
     from pico.progress import counting_bar
 
+    load_plugins(plugin)
     with counting_bar("tensors") as on_progress:
         done = open_lake(lake).compute_metrics(metric or None, run, table, on_progress)
     note(str(done))
