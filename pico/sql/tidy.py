@@ -64,7 +64,7 @@ def metrics(
     rows = _latest(_narrowed(kept, names, table).collect())
     if not _is_complete(rows, names, runs):
         every = _narrowed(frames.scan(snapshot, "metrics", runs), None, table)
-        _check(every.select("run", "metric", "component").unique().collect(), names, runs, table)
+        _check(snapshot, every.select("run", "metric").unique().collect(), names, runs, table)
         _check_components(every, components, names)
     long = _with_tokens(snapshot, rows).select(*KEYS, "metric", "args", "value")
     long = long.sort(*_ORDER, nulls_last=True)
@@ -115,6 +115,7 @@ def _is_complete(
 
 
 def _check(
+    snapshot: Snapshot,
     kept: pl.DataFrame,
     names: Sequence[str] | None,
     runs: Sequence[str] | None,
@@ -131,13 +132,21 @@ def _check(
         of_run = {metric for of, metric in found if run in (None, of)}
         lacking = [name for name in names or () if name not in of_run]
         if lacking or not of_run:
-            raise MetricError(_how_to_compute(lacking, run, table))
+            raise MetricError(_how_to_have(snapshot, lacking, run, table))
 
 
-def _how_to_compute(names: Sequence[str], run: str | None, table: str | None) -> str:
+def _how_to_have(
+    snapshot: Snapshot, names: Sequence[str], run: str | None, table: str | None
+) -> str:
     """Return the sentence that says what is not kept, and how it comes to be."""
     what = ", ".join(names) or "metrics"
     of = f"{f' of {table}' if table else ''}{f' of run {run!r}' if run else ''}"
+    tables = [table] if table else TENSOR_TABLES
+    if not any(snapshot.files(kind, [run] if run else None) for kind in tables):
+        return (
+            f"the lake keeps no {what}{of}, and no tensors to compute them from; "
+            "ask for them in record.metrics when training"
+        )
     options = f" --run {run}" if run else ""
     options += f" --table {table}" if table and table != "weights" else ""
     options += f" --metrics {','.join(names)}" if names else ""

@@ -156,6 +156,21 @@ def test_a_lake_without_any_metric_says_how_to_have_some(new_lake: Callable[...,
     assert set(found["stage"]) == {"raw", "clipped"}
 
 
+def test_without_tensors_there_is_nothing_to_compute(new_lake: Callable[..., Storage]) -> None:
+    storage = new_lake()
+    keep(storage, [{"name": "w", "global_step": 0, "value": 1.0}], "measured")
+    lake = Lake(storage.url)
+    message = (
+        r"keeps no per of run 'measured', and no tensors to compute them from; ask for them in"
+    )
+    for compute in (False, True):
+        with pytest.raises(MetricError, match=message):
+            lake.metrics(["gini", "per"], "measured", compute=compute)
+    with pytest.raises(MetricError, match="no metrics of optimizer, and no tensors to"):
+        lake.metrics(table="optimizer")
+    assert lake.metrics("gini", "measured").height == 1
+
+
 def test_wide_has_a_column_per_metric(computed: Lake) -> None:
     long, wide = computed.metrics(), computed.metrics(wide=True)
     assert wide.columns == [*tidy.KEYS, "frobenius_norm", "gini"]
