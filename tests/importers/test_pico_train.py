@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pico import Lake
-from pico.errors import DataError, PicoError, RunNameError
+from pico.errors import DataError, MissingExtraError, PicoError, RunNameError
 from pico.importers import pico_train
 from pico.lake.log import LogReader
 from pico.record.tensors import to_torch
@@ -212,6 +215,21 @@ def test_an_interrupted_import_goes_on(made: Writer, lake: Lake, tmp_path: Path)
     assert (done.steps, done.n_present) == ([2, 4], 1)
     assert content(other, "small") == content(lake, "small")
     assert not other.verify(deep=True).findings
+
+
+@pytest.mark.slow
+def test_an_import_that_was_killed_goes_on(made: Writer, lake: Lake, tmp_path: Path) -> None:
+    other = Lake(str(tmp_path / "lake"))
+    command = [sys.executable, "-m", "pico.cli", "import", "pico-train", str(made.path)]
+    command += ["--devices", "1", "--lake", other.storage.url]
+    for n_commits in (1, 2):
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            while process.poll() is None and commits(other) < n_commits:
+                time.sleep(0.005)
+            process.kill()
+        assert commits(other) == 0 or other.verify(deep=True).is_sound
+    other.import_pico_train(made.path, devices=1)
+    assert content(other, "small") == content(lake, "small")
 
 
 @pytest.mark.slow
@@ -444,6 +462,17 @@ def test_weights_that_were_only_captured(copy: Path, made: Writer, tmp_path: Pat
     captured_there = made.truth[2, "val"]["weights"]
     assert stored.keys() == {f"{name}.weight" for name in captured_there}
     assert all(torch.equal(stored[f"{n}.weight"], t) for n, t in captured_there.items())
+
+
+def test_without_torch_the_extra_is_named(
+    made: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("pico.importers.pico_")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delattr("pico.importers.pico_train", raising=False)
+    with pytest.raises(MissingExtraError, match=r"torch is not installed.*pico-lake\[train\]"):
+        Lake(str(tmp_path / "lake")).import_pico_train(made.path, devices=1)
 
 
 def test_a_summary_for_people() -> None:
