@@ -105,12 +105,12 @@ class Elsewhere:
         if run not in self._runs:
             self._runs.append(run)
         number = np.uint64(self._runs.index(run))
-        level = np.unique(_prefixes(hashes) | number)
+        level = _merged([_prefixes(hashes) | number])
         if not len(level):
             return
         # Sizes that double, as a binary counter has them, keep merging and asking logarithmic.
         while self._levels and len(self._levels[-1]) <= 2 * len(level):
-            level = np.union1d(self._levels.pop(), level)
+            level = _merged([self._levels.pop(), level])
         self._levels.append(level)
 
     def runs_with(self, hashes: pa.Array) -> list[str]:
@@ -145,13 +145,31 @@ class Elsewhere:
                 self.note(run, pc.unique(rows["tensor_hash"]))
 
 
+def _merged(levels: list[npt.NDArray[np.uint64]]) -> npt.NDArray[np.uint64]:
+    """Return all numbers in order, each once; in half the memory that `numpy.union1d` takes."""
+    every = np.concatenate(levels)
+    every.sort()
+    is_first = np.ones(len(every), np.bool_)
+    np.not_equal(every[1:], every[:-1], out=is_first[1:])
+    return every if is_first.all() else every[is_first]
+
+
 def _prefixes(hashes: pa.Array) -> npt.NDArray[np.uint64]:
     """Return the first 44 bits of hexadecimal hashes, shifted to leave room for a run's number."""
-    known = [text.encode()[:_DIGITS] for text in hashes.to_pylist()]
-    text = np.array(known, dtype=f"S{_DIGITS}")
-    codes = text.view(np.uint8).reshape(len(text), _DIGITS).astype(np.uint64)
+    codes = _first_letters(hashes)
     digits = (codes & np.uint64(15)) + np.uint64(9) * (codes >> np.uint64(6))
-    value = np.zeros(len(text), np.uint64)
+    value = np.zeros(len(codes), np.uint64)
     for place in range(_DIGITS):
         value = (value << np.uint64(4)) | (digits[:, place] & np.uint64(15))
     return value << np.uint64(_RUN_BITS)
+
+
+def _first_letters(hashes: pa.Array) -> npt.NDArray[np.uint64]:
+    """Return the codes of the first letters of each hash, zeros after the end of a short one."""
+    cut = pc.utf8_slice_codeunits(hashes, 0, _DIGITS)
+    if pc.all(pc.equal(pc.binary_length(cut), _DIGITS), min_count=0).as_py() and not cut.offset:
+        letters = np.frombuffer(cut.buffers()[2] or b"", np.uint8, _DIGITS * len(cut))
+    else:  # hashes that `pico` did not make
+        texts = [text.encode()[:_DIGITS] for text in cut.to_pylist()]
+        letters = np.array(texts, dtype=f"S{_DIGITS}").view(np.uint8)
+    return letters.reshape(len(cut), _DIGITS).astype(np.uint64)

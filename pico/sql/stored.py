@@ -107,7 +107,9 @@ def _of_file(snapshot: Snapshot, entry: Entry, at: int, columns: list[str]) -> p
     columns_of = {name: found.rows[name] for name in found.rows.column_names}
     columns_of |= {name: pa.array(values, pa.int64()) for name, values in made.items()}
     arrays = [
-        columns_of.get(field.name, pa.nulls(n_rows, field.type)).cast(field.type)
+        columns_of[field.name].cast(field.type)
+        if field.name in columns_of
+        else pa.nulls(n_rows, field.type)
         for field in _SCHEMA
     ]
     return pa.Table.from_arrays(arrays, schema=_SCHEMA)

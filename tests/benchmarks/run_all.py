@@ -21,6 +21,7 @@ from pathlib import Path
 
 from tests.benchmarks import (
     bench_bytes,
+    bench_compute,
     bench_log,
     bench_metrics,
     bench_recorder,
@@ -28,6 +29,7 @@ from tests.benchmarks import (
     bench_stats,
     bench_train_step,
     measure,
+    plan_scale,
 )
 from tests.benchmarks.measure import Line, Result
 
@@ -80,6 +82,8 @@ BENCHMARKS: dict[str, Callable[[int], Result]] = {
     "stats": bench_stats.run,
     "log": bench_log.run,
     "metrics": bench_metrics.run,
+    "compute": bench_compute.run,
+    "plan": plan_scale.run,
 }
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
 from pico.config import ModelConfig
 from tests.benchmarks import (
     bench_bytes,
+    bench_compute,
     bench_log,
     bench_recorder,
     bench_sql,
     bench_stats,
     bench_train_step,
     measure,
+    plan_scale,
     run_all,
 )
 
@@ -77,6 +81,19 @@ def test_log() -> None:
     result = bench_log.run(1, few=3, many=40, window=20)
     assert [bool(line.target) for line in result.lines] == [True] * 4
     assert result.lines[1].figure == "10"  # 2 · 16 + 8 commits
+
+
+def test_compute(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # starting a cluster takes long
+    result = bench_compute.run(1, lake_bytes=1, width=24, n_few=1)
+    assert [bool(line.target) for line in result.lines] == [True] * 3
+    assert any("ray is absent" in note for note in result.notes)
+
+
+def test_plan_scale() -> None:
+    result = plan_scale.run(n_runs=3, n_checkpoints=4, n_tensors=30)
+    assert "(0.0 million)" in result.title and len(result.lines) == 5
+    assert result.lines[-1].met
 
 
 def test_a_failing_benchmark_does_not_lose_the_others(tmp_path, monkeypatch, capsys) -> None:
