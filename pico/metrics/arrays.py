@@ -97,8 +97,8 @@ class Prepared:
             self.xp, self._entries = array_api_compat.numpy, np.asarray(self._entries)
         else:
             self.xp, self._entries = _widened(self._entries)
-        self.shape = tuple(self._entries.shape)
-        self.n = math.prod(self.shape)
+        self.shape: tuple[int, ...] = tuple(self._entries.shape)
+        self.n: int = math.prod(self.shape)
         """Number of entries."""
 
     @cached_property
