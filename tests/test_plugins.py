@@ -114,11 +114,10 @@ def test_what_fails_in_sql_is_one_line_that_names_it(lake: str, plugin: str) -> 
 
 def test_polars(lake: str, plugin: str) -> None:
     pico.load_plugin(plugin)
+    weights = pico.Lake.open(lake).scan("weights")  # brings the namespace
     tensor = pl.col("tensor").tensor
     found = (
-        pico.Lake.open(lake)
-        .scan("weights")
-        .filter(pl.col("component") == "o")
+        weights.filter(pl.col("component") == "o")
         .sort("step")
         .select(
             share=tensor.tail_share(),
