@@ -41,7 +41,8 @@ def metric(function: Any = None, /, *, of: Of = "tensor", version: int = 1) -> A
 
     Args:
         function: `f(tensor)`, or `f(x, y)` with further numbers as keyword-only arguments that
-            have defaults. It gets float64 numpy arrays and returns a number.
+            have defaults. It gets float64 numpy arrays and returns a number; several threads may
+            call it at once.
         of: `tensor` of any shape; `matrix`, so that vectors give NULL; or `spectrum`, which hands
             over the singular values, descending, and shares them with other metrics.
         version: Stored with every value; raise it when the numbers change, so that values that the

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -164,6 +166,26 @@ def test_shaping_of_columns_and_groups(connection: duckdb.DuckDBPyConnection) ->
         np.testing.assert_array_equal(found["value"], wanted.ravel())
     query = "SELECT count(*), count(r) FROM (SELECT reshape(tensor, [-1]) AS r FROM weights)"
     assert statements.query(connection, query).fetchall() == [(16, 16)]
+
+
+def test_a_component_is_computed_once_a_row(
+    connection: duckdb.DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many metrics take it, each of which needs its shape and its values."""
+    calls: Counter[str] = Counter()
+    real = bridge.apply
+
+    def counting(name: str, function: Any, rows: Any) -> list[Any]:
+        found = real(name, function, rows)
+        calls[name] += len(found)
+        return found
+
+    monkeypatch.setattr(bridge, "apply", counting)
+    circuit = f"ov_circuit(a.tensor, b.tensor, {N_HEADS}, {N_KV_HEADS}, 0)"
+    query = joined("v", "o", f"per({circuit}), gini({circuit}), condition_number({circuit})")
+    statements.query(connection, query).fetchall()
+    names = ("ov_circuit", "spectrum", "per", "gini", "condition_number")
+    assert calls == dict.fromkeys(names, 1)
 
 
 def test_shaping_of_null(connection: duckdb.DuckDBPyConnection) -> None:
