@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from pico import cluster
 from pico import config as configs
 from pico.config import RunConfig
 from pico.errors import MissingExtraError, RecordError
@@ -21,7 +22,7 @@ from pico.metrics.plugins import load_plugin
 from pico.sql import functions, library, materialize, session, statements, untrusted
 from pico.sql.facade import Frames
 from pico.sql.library import Query
-from pico.sql.materialize import Summary
+from pico.sql.summary import Summary
 from pico.upkeep.facade import Upkeep
 
 if TYPE_CHECKING:
@@ -142,22 +143,44 @@ class Lake(Frames, Upkeep, Importers):
         self,
         metrics: str | Iterable[str] | None = None,
         run: str | None = None,
-        table: str = "weights",
+        table: str | Iterable[str] = "weights",
         on_progress: Callable[[int, int], None] | None = None,
+        *,
+        reference_step: int | str | None = None,
+        reference_run: str | None = None,
+        dry_run: bool = False,
+        workers: int | None = None,
+        ray: str | None = None,
+        device: str = "cpu",
     ) -> Summary:
         """Compute what is missing in the `metrics` table, and keep it.
 
         Args:
-            metrics: names from `pico.metrics.names()`; by default all of one tensor.
+            metrics: names from `pico.metrics.names()`, with arguments as `subspace_overlap(k=4)`;
+                by default all of one tensor.
             run: one run; by default all.
-            table: `weights`, `gradients`, `activations` or `optimizer`.
+            table: `weights`, `gradients`, `activations` or `optimizer`, or several of them.
             on_progress: called with the tensors done and the tensors to do.
+            reference_step: the step, or `last`, that metrics of two tensors compare with.
+            reference_run: the run that they compare with; by default each run with itself.
+            dry_run: only say what is missing.
+            workers: how many compute at once; by default one per core.
+            ray: address of a Ray cluster that computes; `auto` finds one, or starts one here.
+            device: `cpu`, or torch's name of a GPU.
 
         Raises:
-            MetricError: for an unknown metric.
+            MetricError: for an unknown metric, or one of two tensors without a reference.
+            ClusterError: for a cluster or a device that is not to be had.
         """
-        names = _listed(metrics)
-        return materialize.compute(self.storage, run, names, table, on_progress)
+        asked = run, metrics, table, on_progress
+        if dry_run:
+            return materialize.compute(
+                self.storage, *asked, None, reference_step, reference_run, dry_run
+            )
+        with cluster.engine(ray, workers, device) as engine:
+            return materialize.compute(
+                self.storage, *asked, None, reference_step, reference_run, engine=engine
+            )
 
     def coverage(self, run: str) -> list[dict[str, Any]]:
         """Return what is recorded of a run: table, files, first and last step, rows, bytes."""

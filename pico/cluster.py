@@ -143,8 +143,7 @@ class OnRay:
             options = {"num_cpus": 1} if self._device == "cpu" else {"num_gpus": 1}
             remote = self._ray.remote(**options, max_restarts=-1, max_task_retries=_RETRIES)
             actor = remote(Worker)
-            packed = self._ray.cloudpickle.dumps((storage, own))
-            self._actors = [actor.remote(packed, self._device) for _ in range(self.workers)]
+            self._actors = [actor.remote(storage, own, self._device) for _ in range(self.workers)]
             self._of = storage
         return self._actors
 
@@ -165,12 +164,10 @@ class OnRay:
 class Worker:
     """What an actor runs: a performer that knows the driver's own metrics."""
 
-    def __init__(self, packed: bytes, device: str) -> None:
-        """Unpack the lake's place and the metrics that are not `pico`'s."""
+    def __init__(self, storage: Storage, own: Sequence[registry.Metric], device: str) -> None:
+        """Take a lake's place, and metrics that are not `pico`'s."""
         import threadpoolctl
-        from ray import cloudpickle
 
-        storage, own = cloudpickle.loads(packed)
         for metric in own:
             if metric.name not in registry.names():  # an installed package may have brought it
                 registry.add(metric)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -14,7 +14,6 @@ from pico.cli.app import (
     PluginOption,
     app,
     load_plugins,
-    note,
     open_lake,
     write_relation,
     write_rows,
@@ -157,31 +156,6 @@ def metrics_list(
     found = [registry.get(name) for name in registry.names()]
     rows = [{"metric": m.name, "of": m.kind, "version": m.version, "is": m.summary} for m in found]
     write_rows(rows, format, out)
-
-
-@metrics_app.command(
-    "compute",
-    epilog="Example:  pico metrics compute --metric per --metric gini --lake my-lake",
-)
-def metrics_compute(
-    lake: LakeOption,
-    run: Annotated[str | None, typer.Option("--run", help="One run; by default all.")] = None,
-    metric: Annotated[
-        list[str] | None, typer.Option("--metric", help="A metric; by default all of one tensor.")
-    ] = None,
-    table: Annotated[
-        Literal["weights", "gradients", "activations", "optimizer"],
-        typer.Option("--table", help="Whose tensors."),
-    ] = "weights",
-    plugin: PluginOption = None,
-) -> None:
-    """Compute the metrics that are missing and keep them in the lake."""
-    from pico.progress import counting_bar
-
-    load_plugins(plugin)
-    with counting_bar("tensors") as on_progress:
-        done = open_lake(lake).compute_metrics(metric or None, run, table, on_progress)
-    note(str(done))
 
 
 def _pair(text: str) -> tuple[str, str]:

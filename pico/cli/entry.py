@@ -14,6 +14,9 @@ from pico.cli import training  # commands stand in the help in the order of thes
 from pico.cli import asking
 
 # isort: split
+from pico.cli import computing
+
+# isort: split
 from pico.cli import importing
 
 # isort: split
@@ -23,7 +26,7 @@ from pico.cli import upkeep
 from pico.cli.app import app
 from pico.errors import PicoError, one_line
 
-__all__ = ["app", "asking", "importing", "main", "run_command", "training", "upkeep"]
+__all__ = ["app", "asking", "computing", "importing", "main", "run_command", "training", "upkeep"]
 
 
 def main() -> None:

@@ -235,7 +235,7 @@ def main() -> None:
     numbers = [word for word in sys.argv[1:] if word.isdigit()]
     start = time.perf_counter()
     measure.show(run(n_runs=int(numbers[0]) if numbers else RUNS))
-    print(f"  ({time.process_time() - start:.0f} s in all)")
+    print(f"  ({time.perf_counter() - start:.0f} s in all)")
 
 
 if __name__ == "__main__":
