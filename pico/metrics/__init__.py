@@ -13,7 +13,13 @@ from pico.metrics import plugins as _plugins  # noqa: F401
 from pico.metrics.canonical import pwcca, svcca
 from pico.metrics.change import cosine_similarity, relative_change, subspace_overlap
 from pico.metrics.circuit_spectra import ov_spectra, ov_spectrum, qk_spectra, qk_spectrum
-from pico.metrics.circuits import ov_circuit, ov_gradient_pico, qk_circuit, vo_product
+from pico.metrics.circuits import (
+    ov_activations,
+    ov_circuit,
+    ov_gradient_pico,
+    qk_circuit,
+    vo_product,
+)
 from pico.metrics.moments import entry_mean, entry_median, entry_variance, trace
 from pico.metrics.norms import frobenius_norm, inf_norm, l1_norm, max_abs
 from pico.metrics.pico_analyze import (
@@ -73,6 +79,7 @@ __all__ = [
     "max_abs",
     "names",
     "nuclear_norm",
+    "ov_activations",
     "ov_circuit",
     "ov_gradient_pico",
     "ov_spectra",

@@ -10,6 +10,7 @@ With grouped queries, head h reads key and value head ⌊h · n_kv_heads / n_hea
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from pico.errors import MetricError
@@ -93,6 +94,48 @@ def qk_circuit(q: Array, k: Array, n_heads: int, n_kv_heads: int, head: int) -> 
     """
     thin = qk_factors(q, k, n_heads, n_kv_heads, head)
     return arrays.like(thin.left @ thin.right, q)
+
+
+@register()
+def ov_activations(values: Array, o: Array, n_heads: int, n_kv_heads: int, head: int) -> Any:
+    """Return what a head would write for the value at each sample, were it attended to alone.
+
+    X_g O_hᵀ, with X_g the activations of the value projection that head h reads.
+
+    Args:
+        values: (n_samples, n_kv_heads · d_head), activations of the value projection; leading
+            dimensions of more than two are samples too.
+        o: (d_model, n_heads · d_head), weight of the output projection.
+        n_heads: Number of query heads.
+        n_kv_heads: Number of key and value heads; a divisor of `n_heads`.
+        head: Index of the query head, from 0.
+
+    Returns:
+        (n_samples, d_model) float64, of the kind of `values`.
+
+    Raises:
+        MetricError: The shapes do not fit the numbers of heads, or there is no such head.
+
+    Edge cases:
+        NaN and infinite entries spread as in any product.
+
+    Example:
+        >>> import numpy as np
+        >>> ov_activations([[5.0, 7.0]], np.asarray([[0.0, 1.0], [2.0, 0.0]]), 2, 2, 1).tolist()
+        [[7.0, 0.0]]
+
+    References:
+        Elhage et al., A Mathematical Framework for Transformer Circuits (2021).
+    """
+    xp, x, output = arrays.of_one_device(values, o)
+    if x.ndim < 2 or output.ndim != 2:
+        shapes = f"{tuple(x.shape)} and {tuple(output.shape)}"
+        raise MetricError(f"values and o need two dimensions or more, and two: not {shapes}")
+    x = xp.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+    group, d_head = _group(x.T, "the transpose of values", n_heads, n_kv_heads, head)
+    _check_columns(output, "o", n_heads * d_head, output.shape[0])
+    read = x[:, group * d_head : (group + 1) * d_head]
+    return arrays.like(read @ output[:, head * d_head : (head + 1) * d_head].T, values)
 
 
 @register()

@@ -8,7 +8,14 @@ import pytest
 
 from pico import metrics
 from pico.errors import MetricError
-from pico.metrics import ov_circuit, ov_gradient_pico, ov_spectrum, qk_circuit, vo_product
+from pico.metrics import (
+    ov_activations,
+    ov_circuit,
+    ov_gradient_pico,
+    ov_spectrum,
+    qk_circuit,
+    vo_product,
+)
 
 SIZES = [(4, 4, 8, 32), (12, 4, 8, 96), (6, 1, 5, 20), (2, 2, 16, 10)]
 
@@ -100,3 +107,22 @@ def test_products_of_pico_analyze_are_written_out(sizes):
         np.testing.assert_allclose(gradient, wanted / 2, rtol=1e-9, atol=1e-12)
     with pytest.raises(MetricError, match="o has shape"):
         ov_gradient_pico(v, o, v_grad, o_grad[:, :-1], n_heads, n_kv_heads, 0)
+
+
+def test_activations_of_all_heads_add_up_to_the_output_projection():
+    """For one position, attending to itself alone."""
+    _, _, _, o = weights(6, 2, 4, 20)
+    values = np.random.default_rng(2).standard_normal((3, 5, 8))
+    heads = [ov_activations(values, o, 6, 2, head) for head in range(6)]
+    repeated = np.repeat(values.reshape(15, 2, 4), 3, axis=1).reshape(15, 24)
+    np.testing.assert_allclose(sum(heads), repeated @ o.T, rtol=1e-9, atol=1e-12)
+    v = np.random.default_rng(3).standard_normal((8, 20))
+    x = np.random.default_rng(4).standard_normal((7, 20))
+    wanted = x @ ov_circuit(v, o, 6, 2, 4).T
+    np.testing.assert_allclose(ov_activations(x @ v.T, o, 6, 2, 4), wanted, rtol=1e-9, atol=1e-12)
+    with pytest.raises(MetricError, match=r"the transpose of values of shape \(7, 15\) does not"):
+        ov_activations(values.reshape(-1)[:105].reshape(15, 7), o, 6, 2, 0)
+    with pytest.raises(MetricError, match=r"o has shape \(20, 23\), and the other .* 20 x 24"):
+        ov_activations(values, o[:, :-1], 6, 2, 0)
+    with pytest.raises(MetricError, match="values and o need two dimensions"):
+        ov_activations(values[0, 0], o, 6, 2, 0)

@@ -8,7 +8,14 @@ import pytest
 
 import pico.metrics
 from pico.errors import MetricError
-from pico.metrics import get, names, ov_gradient_pico, pico_analyze, vo_product
+from pico.metrics import (
+    get,
+    names,
+    ov_activations,
+    ov_gradient_pico,
+    pico_analyze,
+    vo_product,
+)
 from pico.metrics.pico_analyze import NAMES
 
 VARIANTS = [name for name in names() if name.endswith("_pico")]
@@ -91,10 +98,8 @@ def circuit(inputs, kind, head, suffix=""):
     if kind == "gradients":
         v_grad, o_grad = inputs["ov__v_grad"], inputs["ov__o_grad"]
         return ov_gradient_pico(v, o, v_grad, o_grad, N_HEADS, N_KV_HEADS, head)
-    o = inputs[f"ov__o_weight{suffix}"]
-    group = head * N_KV_HEADS // N_HEADS
-    values = inputs[f"ov__v_act{suffix}"][:, 8 * group : 8 * group + 8]
-    return values @ o[:, 8 * head : 8 * head + 8].T
+    values, o = inputs[f"ov__v_act{suffix}"], inputs[f"ov__o_weight{suffix}"]
+    return ov_activations(values, o, N_HEADS, N_KV_HEADS, head)
 
 
 @pytest.mark.parametrize("kind", ["weights", "gradients", "activations"])
