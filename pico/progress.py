@@ -81,18 +81,42 @@ class TrainingBar:
 
 @contextmanager
 def counting_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar of things done and to do; yields the function that moves it."""
+    """Show a bar of things done and to do, and the time left; yields the function that moves it."""
+    started = told = time.monotonic()
+    is_terminal = sys.stderr.isatty()
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
-        disable=not sys.stderr.isatty(),
+        disable=not is_terminal,
     ) as bar:
         task = bar.add_task(what, total=None)
 
         def move(done: int, total: int) -> None:
+            nonlocal told
             bar.update(task, completed=done, total=total)
+            now = time.monotonic()
+            if not is_terminal and now - told >= _LINE_SECONDS:
+                told = now
+                left = (now - started) / done * (total - done) if done else 0.0
+                text = f"{what}: {done:,} of {total:,}, about {duration(left)} left"
+                print(text, file=sys.stderr, flush=True)
 
         yield move
+
+
+def duration(seconds: float) -> str:
+    """Write a time as people say it.
+
+    >>> duration(59.6), duration(3599), duration(7260)
+    ('1 min', '1 h', '2 h 1 min')
+    """
+    minutes = round(seconds / 60)
+    if minutes < 1:
+        return f"{max(seconds, 0.0):.0f} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest} min" if rest else f"{hours} h"
