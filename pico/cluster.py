@@ -20,7 +20,7 @@ from typing import Any
 from pico.errors import ClusterError, MissingExtraError, one_line
 from pico.lake.storage import Storage
 from pico.metrics import registry
-from pico.sql.tasks import Convert, Done, Engine, Performer, Task, Threads
+from pico.sql.tasks import Convert, Done, Engine, Performer, Task, Threads, worker_settings
 
 _AHEAD = 2
 """Tasks that each worker has at a time, so that it does not wait for the driver."""
@@ -166,12 +166,10 @@ class Worker:
 
     def __init__(self, storage: Storage, own: Sequence[registry.Metric], device: str) -> None:
         """Take a lake's place, and metrics that are not `pico`'s."""
-        import threadpoolctl
-
         for metric in own:
             if metric.name not in registry.names():  # an installed package may have brought it
                 registry.add(metric)
-        threadpoolctl.threadpool_limits(1, user_api="blas")
+        worker_settings().__enter__()  # for the life of the process
         self._perform = Performer(storage, on_device(device))
 
     def perform(self, task: Task) -> Done:

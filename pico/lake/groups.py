@@ -22,6 +22,8 @@ from pico.lake.storage import Storage
 from pico.lake.table import OpenFile, guarded, open_file
 
 _HEAVY = ["value", "raw"]
+_LARGE = 16 << 20
+"""After a row group of this size its file is closed: what is mapped of it counts as memory."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +114,13 @@ class GroupReader:
 
     def close(self) -> None:
         """Let go of the open file, and of the row groups beyond what is to be kept."""
+        self._let_go()
+        self._shrink(at_least=0)
+
+    def _let_go(self) -> None:
         if self._file is not None:
             self._file.parquet.close(force=True)
             self._file = None
-        self._shrink(at_least=0)
 
     def _piece(self, piece: Piece) -> tuple[npt.NDArray[np.float32] | None, bytes | None]:
         group = self._group(piece.entry, piece.group)
@@ -132,6 +137,8 @@ class GroupReader:
             self._shrink(at_least=0)
             self._groups[place] = self._opened(entry).read_row_group(number, _HEAVY)
             self._shrink(at_least=1)
+            if self._groups[place].nbytes >= _LARGE:
+                self._let_go()
         self._groups.move_to_end(place)
         return self._groups[place]
 

@@ -8,6 +8,7 @@ values, and can be done again with the same result, so that a lost worker costs 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -17,6 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+import pyarrow as pa
 import threadpoolctl
 
 from pico import metrics as tensor_metrics
@@ -152,11 +154,25 @@ class Threads:
     def __call__(self, storage: Storage, tasks: Iterable[Task]) -> Iterator[Done]:
         """Yield what came of each task; what is begun when the caller stops is finished."""
         perform = Performer(storage, self._convert)
-        with (
-            threadpoolctl.threadpool_limits(1, user_api="blas"),
-            ThreadPoolExecutor(self.workers) as pool,
-        ):
+        with worker_settings(), ThreadPoolExecutor(self.workers) as pool:
             yield from spread(tasks, lambda task: pool.submit(perform, task), self.workers + 1)
+
+
+@contextlib.contextmanager
+def worker_settings() -> Iterator[None]:
+    """Set this process up for workers, for as long as the context lasts.
+
+    BLAS gets one thread, since there are as many workers as cores. Arrow takes memory from the
+    system, which gives that of a large tensor back at once: its own pools hold on to what the
+    steps of decoding needed (measured: 1,014 MB at the peak of reading 155 MB, against 837).
+    """
+    pool = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    try:
+        with threadpoolctl.threadpool_limits(1, user_api="blas"):
+            yield
+    finally:
+        pa.set_memory_pool(pool)
 
 
 def spread(
