@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-INSTALLED_BY_CI = ("train", "hf", "s3", "plot", "dev")
+INSTALLED_BY_CI = ("train", "hf", "s3", "plot", "ray", "dev")
 
 
 def pins() -> dict[str, str]:
