@@ -170,7 +170,7 @@ def _plan(snapshot: Snapshot) -> dict[str, Any]:
     for name in snapshot.runs():
         work = missing.plan(snapshot, Question(name, "weights", singles), elsewhere)
         lack = work.lack(elsewhere)
-        found["tensors"] += lack.tensors
+        found["tensors"] += work.n_tensors
         found["values"] += lack.values
         found["bytes"] += lack.n_bytes
         if found["task_runs"] < TASKS_OF:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from pico import schema
 from pico.lake.commit import Stream, Transaction
 from pico.lake.log import LogReader
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
+from pico.lake.table import write_rows
 from pico.record.recorder import Recorder
 from pico.sql import library, materialize, session, stale
 from pico.upkeep import compact
@@ -134,7 +136,7 @@ def test_values_of_tensors_that_the_lake_never_held_stay(lake: Path) -> None:
         transaction = stream.begin()
         transaction.take_away([e for e in files if e.min_step == 6], withdraw=False)
         transaction.commit()
-    assert stale.heal(storage, LogReader(storage), "plain", "gradients") == 0
+    assert stale.heal(storage, LogReader(storage), "gradients", "plain") == 0
     assert len(kept(lake)) == n
 
 
@@ -184,3 +186,52 @@ def _answers(storage: Storage, chosen: list[str]) -> dict[str, tuple[list[str], 
         relation = library.run(session.connect(Snapshot.take(storage)), query, texts)
         found[query.name] = (relation.columns, relation.fetchall())
     return found
+
+
+def test_pairs_of_a_reference_that_went_back_are_healed(
+    lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tensor and what it was compared with: either may be one that nobody sees any more."""
+    storage = Storage(str(lake))
+    materialize.compute(storage, metrics=["relative_change"], reference_step=5)
+    n_rows = len(kept(lake))
+    with monkeypatch.context() as patch:  # as if the resume had not seen the metrics
+        patch.setattr("pico.record.withdraw._withdraw_rows", lambda *_: None)
+        go_back(lake, 4)
+    done = materialize.compute(storage, metrics=["relative_change"], reference_step=5)
+    rows = kept(lake)
+    assert len(rows) == n_rows == done.computed + done.reused  # all refer to the step that changed
+    hashes = {
+        (row["global_step"], row["name"]): row["content_hash"]
+        for row in Snapshot.take(storage)
+        .read("weights", ["global_step", "name", "content_hash"])
+        .to_pylist()
+    }
+    for row in rows:
+        place, reference = (row["global_step"], row["name"]), (5, row["name"])
+        assert row["tensor_hash"] == f"{hashes[place]}:{hashes[reference]}"
+
+
+def test_rows_of_heads_stay(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their hash is of several tensors: whether it is stale cannot be told from it."""
+    storage = Storage(str(lake))
+    head = {
+        "run_id": ["plain"],
+        "global_step": [6],
+        "table_name": ["weights"],
+        "name": ["layers.0.attention.ov_circuit"],
+        "head": [0],
+        "metric": ["per"],
+        "value": [0.5],
+        "tensor_hash": ["of-several"],
+        "metric_version": [1],
+    }
+    with Stream(storage, "derive.plain.circuits") as stream:
+        transaction = stream.begin()
+        write_rows(transaction, "metrics", {"run": "plain"}, schema.table("metrics").batch(head))
+        transaction.commit()
+    with monkeypatch.context() as patch:
+        patch.setattr("pico.record.withdraw._withdraw_rows", lambda *_: None)
+        go_back(lake, 4)
+    materialize.compute(storage, metrics=["gini"])
+    assert [row["head"] for row in kept(lake) if row["metric"] == "per"] == [0]
