@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +163,25 @@ class FakeRay:
         raise self.error
 
 
-def test_options_travel_and_are_not_shown() -> None:
-    import pickle
+@pytest.mark.slow
+@pytest.mark.usefixtures("here")
+def test_options_stand_in_no_log(storage: Storage, own: Callable[..., str]) -> None:
+    """Not even when a worker fails, with Ray's own account of how it was called."""
 
+    def failing(tensor: Any) -> float:
+        raise RuntimeError("on purpose")
+
+    lake_ = Lake(storage.url, {"token": "hush-4711"})
+    assert lake_.compute_metrics("gini", ray="auto", workers=1).computed
+    with pytest.raises(RuntimeError, match="on purpose"):
+        lake_.compute_metrics(own(failing), ray="auto", workers=1)
+    logs = Path(ray._private.worker.global_worker.node.get_session_dir_path(), "logs")
+    texts = [file.read_bytes() for file in logs.rglob("*") if file.is_file()]
+    assert any(b"Worker" in text for text in texts)
+    assert not any(b"hush-4711" in text for text in texts)
+
+
+def test_options_travel_and_are_not_shown() -> None:
     storage = Storage("s3://bucket/lake", {"key": "me", "secret": "hush"})
     again = pickle.loads(pickle.dumps(storage))
     assert again._options == {"key": "me", "secret": "hush"} and again.url == storage.url
@@ -172,14 +191,12 @@ def test_options_travel_and_are_not_shown() -> None:
 def test_a_relative_lake_travels_as_an_absolute_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import pickle
-
     monkeypatch.chdir(tmp_path)
     assert pickle.loads(pickle.dumps(Storage("lake"))).folder == tmp_path / "lake"
 
 
 def test_without_ray(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"ray is not installed.*pico-lake\[ray\]"):
         Lake(storage.url).compute_metrics("gini", ray="auto")
 
@@ -196,8 +213,6 @@ def test_a_device_that_is_not_here(storage: Storage) -> None:
 def test_torch_computes_the_same(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, on torch's CPU: what is handed to the metrics is a torch tensor."""
     torch = pytest.importorskip("torch", reason="torch is absent")
-    from functools import partial
-
     engine = materialize.Threads(1, partial(cluster._to_torch, torch, "cpu"))
     assert materialize.compute(storage, metrics="gini,per", engine=engine).computed
     for row in Lake(storage.url).snapshot().read("metrics").to_pylist():
