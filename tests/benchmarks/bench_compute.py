@@ -108,7 +108,9 @@ def _child(url: str) -> None:
     print(json.dumps(found))
 
 
-def run(pairs: int = 9, lake_bytes: int = LAKE_BYTES, width: int = WIDTH, n_few: int = 24) -> Result:
+def run(
+    pairs: int = 9, lake_bytes: int = LAKE_BYTES, width: int = WIDTH, n_few: int = 24
+) -> Result:
     """Return figures (c), (d), (e) and (f)."""
     result = Result(f"(c)-(f) Keep {len(METRICS)} metrics of a lake of {lake_bytes / 1e9:g} GB")
     with tempfile.TemporaryDirectory() as folder:
