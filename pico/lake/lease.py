@@ -30,7 +30,7 @@ _EPOCH = re.compile(r"\d{8}\.json")
 TIME_TO_LIVE = 120.0
 """Seconds without a heartbeat after which a lease may be taken over."""
 _let_go: set[str] = set()
-"""Ids of leases that this process released; a full disk may have kept it from saying so."""
+"""Ids of leases that this process holds no more, though the store may not have heard of it."""
 
 
 @dataclass(frozen=True)
@@ -165,11 +165,15 @@ def acquire(storage: Storage, stream: str) -> Lease:
     epoch = epochs[-1] + 1 if epochs else 1
     holder_id = uuid.uuid4().hex
     last_seq = -1 if previous is None else previous.last_seq
-    if not storage.put_new(_path(stream, epoch), _record(holder_id, last_seq)):
-        winner = _read(storage, stream, epoch)
-        if winner is None or winner.id != holder_id:  # else only the answer was lost
-            raise LeaseError(f"another writer has just claimed {_spoken(stream)}; try again")
-    storage.delete(_path(stream, old) for old in epochs[:-1])
+    try:
+        if not storage.put_new(_path(stream, epoch), _record(holder_id, last_seq)):
+            winner = _read(storage, stream, epoch)
+            if winner is None or winner.id != holder_id:  # else only the answer was lost
+                raise LeaseError(f"another writer has just claimed {_spoken(stream)}; try again")
+        storage.delete(_path(stream, old) for old in epochs[:-1])
+    except LakeError:
+        _let_go.add(holder_id)  # it may stand although the store said no: nobody holds it
+        raise
     clean = previous is None or (previous.released and previous.tidy)
     return Lease(storage, stream, epoch, clean, holder_id, last_seq)
 

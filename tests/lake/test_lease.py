@@ -272,3 +272,17 @@ def test_of_two_processes_one_gets_the_stream(local):
     for racer in racers:
         racer.communicate("")
     assert answers == ["held", "refused"]
+
+
+def test_a_claim_whose_answer_was_lost_does_not_lock_its_own_process_out(storage, monkeypatch):
+    put_new = type(storage).put_new
+
+    def lose_the_answer(self, path, data):
+        put_new(self, path, data)
+        raise StorageError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(storage), "put_new", lose_the_answer)
+        with pytest.raises(StorageError, match="no answer"):
+            lease.acquire(storage, "train.r")
+    lease.acquire(storage, "train.r").release()
