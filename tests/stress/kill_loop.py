@@ -1,9 +1,10 @@
 """`python -m tests.stress.kill_loop --kills 200`: kill -9 a trainer again and again, with a reader.
 
 Training processes resume one run after the other in one lake and are killed at random moments
-(seeded; every other one after a commit of its own, however slow the machine); a reader in a process of its own takes snapshots all the time and reads them, through the
-API and with plain DuckDB. After each kill: is every commit there that the trainer was told of, and
-is what the lake shows the state after a whole number of commits?
+(seeded; every other one after a commit of its own, however slow the machine); a reader in a process
+of its own takes snapshots all the time and reads them, through the API and with plain DuckDB. After
+each kill: is every commit there that the trainer was told of, and is what the lake shows the state
+after a whole number of commits?
 """
 
 from __future__ import annotations
