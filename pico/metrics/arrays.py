@@ -83,7 +83,8 @@ class Prepared:
     """An array on its way through several metrics: what more than one of them needs, made once.
 
     Where a float32 array in host memory can answer as well as its float64 copy, it does: the
-    largest entry and the order are the same, and sums widen a block at a time.
+    largest entry and the order are the same, and sums widen a block at a time. So no metric but
+    those of the spectrum takes more memory than a copy of the array as it came.
     """
 
     def __init__(self, array: Array) -> None:
@@ -129,50 +130,75 @@ class Prepared:
         """The power of two below `largest`, 1 for zeros; only of a finite array."""
         return power_of_two(self.largest) if self.largest else 1.0
 
-    @cached_property
-    def scaled(self) -> Any:
-        """xᵢ / unit as float64, shape kept, magnitudes at most 2; only of a finite array."""
-        if self._entries.dtype == np.float32:
-            return np.divide(self._entries, self.unit, dtype=np.float64)
-        return self._entries / self.unit
+    @property
+    def flat(self) -> Any:
+        """The entries as a vector (n,): float32 as it came, otherwise float64."""
+        return self.xp.reshape(self._entries, (self.n,))
 
     @property
-    def vector(self) -> Any:
-        """`scaled` as a vector (n,); only of a finite array."""
-        return self.xp.reshape(self.scaled, (self.n,))
+    def scaled(self) -> Any:
+        """xᵢ / unit as float64, shape kept, magnitudes at most 2; only of a finite array."""
+        return self._scale(self._entries)
 
     @cached_property
     def total(self) -> float:
         """Σ |xᵢ| / unit; only of a finite array."""
-        return math.fsum(float(self.xp.sum(self.xp.abs(block))) for block in self._blocks)
+        return math.fsum(float(self.xp.sum(self.xp.abs(block))) for _, block in self.blocks())
 
     @cached_property
     def squares(self) -> float:
         """Σ (xᵢ / unit)²; only of a finite array."""
-        return math.fsum(float(block @ block) for block in self._blocks)
+        return math.fsum(float(block @ block) for _, block in self.blocks())
 
     @cached_property
-    def in_order(self) -> Any:
-        """|xᵢ| as a vector (n,), ascending, NaN last; float32 as it came, otherwise float64."""
-        magnitudes = self.xp.reshape(self.xp.abs(self._entries), (self.n,))
-        if isinstance(magnitudes, np.ndarray):
-            magnitudes.sort()
-            return magnitudes
-        return self.xp.sort(magnitudes, stable=False)  # equal ones need no order
+    def mean(self) -> float:
+        """Σ xᵢ / (n unit), exact where all entries are equal; only of finite entries."""
+        first = self._first
+        return first + math.fsum(float(self.xp.sum(x - first)) for _, x in self.blocks()) / self.n
+
+    def centred(self) -> Iterator[Any]:
+        """Yield xᵢ / unit less their mean in blocks; only of finite entries.
+
+        The first entry is taken off before the mean, so that equal entries become exactly 0.
+        """
+        first = self._first
+        return ((block - first) - (self.mean - first) for _, block in self.blocks())
+
+    def in_order(self, entries: Any) -> Any:
+        """Return a vector of entries or magnitudes (n,), which it may overwrite, ascending."""
+        if isinstance(entries, np.ndarray):
+            entries.sort()
+            return entries
+        return self.xp.sort(entries, stable=False)  # equal ones need no order
+
+    def blocks(self, array: Any = None) -> Iterator[tuple[int, Any]]:
+        """Yield pieces of an array along its first axis, each with the index of where it begins.
+
+        What lies in host memory comes in pieces that fit a processor's cache, so that only they
+        are widened; anything else whole.
+
+        Args:
+            array: entries or magnitudes (k, …); by default `flat`.
+
+        Yields:
+            (start, piece): the piece is divided by `unit`, float64.
+        """
+        array = self.flat if array is None else array
+        n_rows = array.shape[0]
+        size = n_rows
+        if isinstance(array, np.ndarray):
+            size = max(1, _BLOCK * n_rows // max(1, self.n))
+        for start in range(0, n_rows, max(1, size)):
+            yield start, self._scale(array[start : start + size])
 
     @property
-    def _blocks(self) -> Iterator[Any]:
-        """`scaled` as vectors, one after the other."""
-        return (block for _, block in self.blocks(self.vector))
+    def _first(self) -> float:
+        return float(self.flat[0]) / self.unit
 
-    def blocks(self, vector: Any) -> Iterator[tuple[int, Any]]:
-        """Yield the pieces of a vector (n,) as float64, each with the index of its first entry.
-
-        What lies in host memory comes in pieces that fit a processor's cache; anything else whole.
-        """
-        size = _BLOCK if isinstance(vector, np.ndarray) else max(1, self.n)
-        for start in range(0, self.n, size):
-            yield start, self.xp.astype(vector[start : start + size], self.xp.float64, copy=False)
+    def _scale(self, array: Any) -> Any:
+        if array.dtype == np.float32:
+            return np.divide(array, self.unit, dtype=np.float64)
+        return array / self.unit
 
 
 def prepare(array: Array) -> Prepared:

@@ -36,7 +36,7 @@ def entry_mean(array: Array) -> float:
         Hu et al., Latent State Models of Training Dynamics (TMLR, 2023).
     """
     x = arrays.prepare(array)
-    return float(x.xp.mean(x.scaled)) * x.unit if x.n and x.is_finite else math.nan
+    return x.mean * x.unit if x.n and x.is_finite else math.nan
 
 
 @register("tensor", takes_prepared=True)
@@ -62,8 +62,9 @@ def entry_median(array: Array) -> float:
     x = arrays.prepare(array)
     if not x.n or not x.is_finite:
         return math.nan
-    in_order = x.xp.sort(x.vector, stable=False)
-    return 0.5 * (float(in_order[(x.n - 1) // 2]) + float(in_order[x.n // 2])) * x.unit
+    in_order = x.in_order(+x.flat)  # of a copy
+    middle = in_order[(x.n - 1) // 2], in_order[x.n // 2]
+    return 0.5 * sum(float(entry) / x.unit for entry in middle) * x.unit
 
 
 @register("tensor", takes_prepared=True)
@@ -91,8 +92,7 @@ def entry_variance(array: Array) -> float:
     x = arrays.prepare(array)
     if not x.n or not x.is_finite:
         return math.nan
-    shifted = x.vector - x.vector[0]  # equal entries become exactly 0
-    return float(x.xp.mean((shifted - x.xp.mean(shifted)) ** 2)) * x.unit * x.unit
+    return math.fsum(float(block @ block) for block in x.centred()) / x.n * x.unit * x.unit
 
 
 @register("tensor", takes_prepared=True)
@@ -123,5 +123,5 @@ def trace(matrix: Array) -> float:
         return 0.0
     if not x.is_finite:
         return math.nan
-    rows = x.xp.reshape(x.wide, (x.shape[0] if x.shape else 1, -1))
-    return float(x.xp.sum(x.xp.linalg.diagonal(rows)))
+    rows = x.xp.reshape(x.flat, (x.shape[0] if x.shape else 1, -1))
+    return float(x.xp.sum(x.xp.astype(x.xp.linalg.diagonal(rows), x.xp.float64)))

@@ -119,5 +119,6 @@ def inf_norm(matrix: Array) -> float:
     if not x.is_ordinary:
         return x.largest
     n_rows = x.shape[0] if x.shape else 1
-    rows = x.xp.reshape(x.xp.abs(x.scaled), (n_rows, x.n // n_rows))
-    return x.unit * float(x.xp.max(x.xp.sum(rows, axis=1)))
+    rows = x.xp.reshape(x.flat, (n_rows, x.n // n_rows))
+    sums = (x.xp.sum(x.xp.abs(block), axis=1) for _, block in x.blocks(rows))
+    return x.unit * max(float(x.xp.max(of_rows)) for of_rows in sums)

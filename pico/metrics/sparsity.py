@@ -40,12 +40,13 @@ def gini(array: Array) -> float:
         return math.nan
     if x.largest == 0.0:
         return 0.0
-    where = arrays.device(x.in_order)
+    magnitudes = x.in_order(x.xp.abs(x.flat))
+    where = arrays.device(magnitudes)
     ranked = 0.0  # Σᵢ (2i - n - 1) |x|₍ᵢ₎ / unit
-    for start, block in x.blocks(x.in_order):
+    for start, block in x.blocks(magnitudes):
         first, n = 2 * start + 1 - x.n, block.shape[0]
         ranks = x.xp.arange(first, first + 2 * n, 2, dtype=x.xp.float64, device=where)
-        ranked += float(ranks @ (block / x.unit))
+        ranked += float(ranks @ block)
     ratio = ranked / (x.n * x.total)
     return max(0.0, ratio)  # equal entries leave a rounding error of either sign
 
@@ -79,7 +80,7 @@ def hoyer(array: Array) -> float:
     return min(1.0, max(0.0, (math.sqrt(x.n) - ratio) / (math.sqrt(x.n) - 1.0)))
 
 
-@register("tensor")
+@register("tensor", takes_prepared=True)
 def zero_fraction(array: Array) -> float:
     """Share of the entries that are exactly zero.
 
@@ -102,9 +103,8 @@ def zero_fraction(array: Array) -> float:
         The ℓ⁰ measure of Hurley and Rickard, Comparing Measures of Sparsity (IEEE Trans. Inf.
         Theory, 2009), divided by n and turned round.
     """
-    xp, x = arrays.as_float64(array)
-    n = math.prod(x.shape)
-    return float(xp.sum(xp.astype(x == 0.0, xp.float64))) / n if n else math.nan
+    x = arrays.prepare(array)
+    return (x.n - int(x.xp.count_nonzero(x.flat))) / x.n if x.n else math.nan
 
 
 @register("tensor", takes_prepared=True)
@@ -132,13 +132,15 @@ def excess_kurtosis(array: Array) -> float:
     x = arrays.prepare(array)
     if not x.is_ordinary:
         return math.nan
-    xp, shifted = x.xp, x.vector - x.vector[0]  # equal entries become exactly 0, …
-    shifted = shifted - xp.mean(shifted)  # … where their mean alone would leave rounding noise
-    largest = arrays.max_magnitude(xp, shifted)
+    largest = max(arrays.max_magnitude(x.xp, block) for block in x.centred())
     if largest == 0.0:
         return math.nan
-    squares = (shifted / arrays.power_of_two(largest)) ** 2
-    return float(xp.mean(squares**2)) / float(xp.mean(squares)) ** 2 - 3.0
+    unit, second, fourth = arrays.power_of_two(largest), [], []
+    for block in x.centred():
+        squares = (block / unit) ** 2
+        second.append(float(x.xp.sum(squares)))
+        fourth.append(float(squares @ squares))
+    return x.n * math.fsum(fourth) / math.fsum(second) ** 2 - 3.0
 
 
 @register("tensor", takes_prepared=True)

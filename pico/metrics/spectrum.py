@@ -61,7 +61,7 @@ def _singular_values(x: arrays.Prepared) -> Any:
     xp, m, n = x.xp, x.shape[0], math.prod(x.shape[1:])
     if not x.is_ordinary:
         value = 0.0 if x.largest == 0.0 else math.nan
-        return xp.full((min(m, n),), value, dtype=xp.float64, device=arrays.device(x.wide))
+        return xp.full((min(m, n),), value, dtype=xp.float64, device=arrays.device(x.flat))
     a = xp.reshape(x.scaled, (m, n))  # magnitudes at most 2
     gram = a.T @ a if m >= n else a @ a.T  # (min(m, n), min(m, n))
     eigenvalues = xp.linalg.eigvalsh(gram)  # ascending
