@@ -123,6 +123,12 @@ SQL = "SELECT run, count(*) AS n, [1.5, 2.0] AS list FROM scalars WHERE name = '
 SQL += " ORDER BY run"
 
 
+def test_a_format_that_is_none_is_told_in_our_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["sql", "SELECT 1", "--format", "xml"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: Invalid value for '--format': 'xml' is not one of 'table',")
+
+
 def test_formats_hold_the_same(ask: Ask, tmp_path: Path) -> None:
     expected = [
         {"run": "first", "n": 6, "list": [1.5, 2.0]},

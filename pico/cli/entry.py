@@ -72,7 +72,8 @@ def _with_help(error: TyperException) -> str:
     """Return the message of a mistake in the arguments, with the way to the help."""
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "pico"
-    return f"{' '.join(error.format_message().split())} See: {where} --help"
+    message = " ".join(error.format_message().split()).replace("Value error, ", "")
+    return f"{message} See: {where} --help"
 
 
 def _ready_streams() -> None:

@@ -78,7 +78,8 @@ class Compacted:
             verb = "would write" if self.dry_run else "wrote"
             parts.append(f"{verb} {len(self.levels):,} level files of the log")
         if self.skipped:
-            parts.append(f"left {len(self.skipped):,} groups alone: {self.skipped[0]}")
+            n = len(self.skipped)
+            parts.append(f"left {n:,} group{'s' * (n != 1)} alone: {self.skipped[0]}")
         return "; ".join(parts) or "nothing to merge"
 
 

@@ -269,7 +269,7 @@ def test_a_damaged_file_is_left_alone_and_told(local):
     lakes.flip(local, entry.path, entry.bytes // 2)
     done = compact(local, tables=["scalars"])
     assert len(live(local, "scalars")) == 5
-    assert entry.path in str(done) and "left 1 groups alone" in str(done)
+    assert entry.path in str(done) and "left 1 group alone" in str(done)
 
 
 def test_rows_that_came_out_different_are_not_committed(local, monkeypatch):
