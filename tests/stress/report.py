@@ -44,9 +44,8 @@ def main() -> None:
     folder = Path(asked.only_write or tempfile.mkdtemp(prefix="pico-reliability-"))
     if not asked.only_write:
         run_tests(folder, asked.jobs)
-    notes = figures.noted(folder)
-    for outcome in mutations.try_all():
-        notes.append({"section": "mutations", **outcome})
+    outcomes = [{"section": "mutations", **outcome} for outcome in mutations.try_all()]
+    notes = [*figures.noted(folder), *outcomes]
     REPORT.write_text(written(notes), encoding="utf-8")
     print(f"wrote {REPORT}")
 
