@@ -52,10 +52,10 @@ def as_float64(array: Array) -> tuple[Any, Any]:
     """
     if isinstance(array, Prepared):
         return array.xp, array.wide
-    return _widened(_real(array))
+    return _widened(real(array))
 
 
-def _real(array: Array) -> Any:
+def real(array: Array) -> Any:
     """Return an array of an Array API library, without a graph; raises for what has no order."""
     if not array_api_compat.is_array_api_obj(array):
         array = np.asarray(array)
@@ -91,7 +91,7 @@ class Prepared:
         """Look at `array`; everything is made when it is first asked for."""
         self.given = array
         """The array as it came in."""
-        self._entries: Any = _real(array)
+        self._entries: Any = real(array)
         if str(self._entries.dtype) in ("float32", "torch.float32") and _lies_in_host_memory(
             self._entries
         ):

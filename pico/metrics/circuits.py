@@ -215,21 +215,21 @@ def ov_gradient_pico(
 
 
 def ov_factors(v: Array, o: Array, n_heads: int, n_kv_heads: int, head: int) -> Factors:
-    """Return O_h and V_g of a head, checked."""
-    xp, value, output = arrays.of_one_device(v, o)
+    """Return O_h and V_g of a head, checked; only these are widened."""
+    value, output = arrays.real(v), arrays.real(o)
     group, d_head = _group(value, "v", n_heads, n_kv_heads, head)
     _check_columns(output, "o", n_heads * d_head, value.shape[1])
     left = output[:, head * d_head : (head + 1) * d_head]
-    return Factors(xp, left, value[group * d_head : (group + 1) * d_head, :])
+    return Factors(*arrays.of_one_device(left, value[group * d_head : (group + 1) * d_head, :]))
 
 
 def qk_factors(q: Array, k: Array, n_heads: int, n_kv_heads: int, head: int) -> Factors:
-    """Return Q_hᵀ and K_g of a head, checked."""
-    xp, query, key = arrays.of_one_device(q, k)
+    """Return Q_hᵀ and K_g of a head, checked; only these are widened."""
+    query, key = arrays.real(q), arrays.real(k)
     group, d_head = _group(key, "k", n_heads, n_kv_heads, head)
     _check_columns(query.T if query.ndim == 2 else query, "q", n_heads * d_head, key.shape[1])
     left = query[head * d_head : (head + 1) * d_head, :].T
-    return Factors(xp, left, key[group * d_head : (group + 1) * d_head, :])
+    return Factors(*arrays.of_one_device(left, key[group * d_head : (group + 1) * d_head, :]))
 
 
 def _group(x: Any, which: str, n_heads: int, n_kv_heads: int, head: int) -> tuple[int, int]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from pico.errors import MetricError, did_you_mean
 from pico.metrics import arrays
 from pico.metrics.arrays import Array
-from pico.metrics.spectrum import spectrum
+from pico.metrics.spectrum import spectra, spectrum
 
 Kind: TypeAlias = Literal["tensor", "spectrum", "pair"]
 MetricFunction: TypeAlias = Callable[..., float]
@@ -199,6 +199,32 @@ def compute(array: Array, names: Iterable[str]) -> dict[str, float]:
         >>> compute([[3.0, 0.0], [0.0, 4.0]], ["frobenius_norm", "nuclear_norm"])
         {'frobenius_norm': 5.0, 'nuclear_norm': 7.0}
     """
+    return compute_many([array], names)[0]
+
+
+def compute_many(tensors: Sequence[Array], names: Iterable[str]) -> list[dict[str, float]]:
+    """Return several metrics of each of several tensors, as `compute` does of one.
+
+    Singular values of matrices with the same smaller side come from one call
+    (`pico.metrics.spectra`), which several threads can make at once.
+
+    Args:
+        tensors: Tensors as `compute` takes them, all on one device.
+        names: Names of metrics of kind `tensor` or `spectrum`; one name may stand alone.
+
+    Returns:
+        For each tensor the value by name, in the order asked for.
+
+    Raises:
+        MetricError: As `compute`.
+
+    Edge cases:
+        No tensors: an empty list.
+
+    Example:
+        >>> compute_many([[[2.0]], [[0.0, 3.0]]], "nuclear_norm")
+        [{'nuclear_norm': 2.0}, {'nuclear_norm': 3.0}]
+    """
     metrics = [get(name) for name in ([names] if isinstance(names, str) else names)]
     pair = next((metric.name for metric in metrics if metric.kind == "pair"), None)
     if pair is not None:
@@ -207,15 +233,22 @@ def compute(array: Array, names: Iterable[str]) -> dict[str, float]:
             f"call pico.metrics.{pair}(x, y)"
         )
     if not metrics:
-        return {}
-    prepared = arrays.prepare(array)
-    singular_values: Any = None
+        return [{} for _ in tensors]
+    prepared = [arrays.prepare(array) for array in tensors]
+    values: Sequence[Any] = [None] * len(prepared)
     if any(metric.kind == "spectrum" for metric in metrics):
-        singular_values = arrays.to_host(spectrum(prepared))
+        values = [arrays.to_host(each) for each in spectra(prepared)]
+    return [measured(metrics, x, each) for x, each in zip(prepared, values, strict=True)]
+
+
+def measured(
+    metrics: Sequence[Metric], x: arrays.Prepared, singular_values: Any
+) -> dict[str, float]:
+    """Return metrics of one tensor whose singular values, if they need them, are known."""
     return {
-        metric.name: metric.of_spectrum(singular_values, arrays.roundoff(array))
+        metric.name: metric.of_spectrum(singular_values, arrays.roundoff(x))
         if metric.kind == "spectrum"
-        else metric.function(prepared if metric.takes_prepared else prepared.wide)
+        else metric.function(x if metric.takes_prepared else x.wide)
         for metric in metrics
     }
 

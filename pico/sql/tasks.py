@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import threading
 from collections import deque
@@ -21,7 +22,6 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 import threadpoolctl
 
-from pico import metrics as tensor_metrics
 from pico.lake.groups import GroupReader, StoredTensor
 from pico.lake.storage import Storage
 from pico.metrics import registry
@@ -37,6 +37,9 @@ TASK_BYTES = 8 << 20
 """A task is closed once the row groups that it reads have this size, …"""
 TASK_VALUES = 512
 """… or it makes so many values; row groups stay whole."""
+STACK_BYTES = 5 << 18
+"""Tensors up to this size together (1.25 MiB as float32, two of 384 x 384) are computed in one go,
+so that numpy gives up Python's lock in between; larger ones alone."""
 KEPT_BYTES = 64 << 20
 """Decoded row groups of references that each worker keeps."""
 
@@ -110,11 +113,20 @@ class Performer:
     def __call__(self, task: Task) -> Done:
         """Read the row groups of a task, one at a time, and compute."""
         own, references = self._readers()
+        done: Done = []
         try:
-            return [(job.tensor_hash, self._values(job, own, references)) for job in task.jobs]
+            for jobs in stacked(task.jobs):
+                read = [self._convert(own.tensor(job.tensor).to_numpy()) for job in jobs]
+                if jobs[0].reference is None:
+                    values = _computed(jobs[0].labels, read)
+                else:
+                    other = self._convert(references.tensor(jobs[0].reference).to_numpy())
+                    values = [{each: _compared(each, read[0], other) for each in jobs[0].labels}]
+                done.extend(zip((job.tensor_hash for job in jobs), values, strict=True))
         finally:
             own.close()
             references.close()
+        return done
 
     def _readers(self) -> tuple[GroupReader, GroupReader]:
         if not hasattr(self._own, "readers"):
@@ -123,14 +135,31 @@ class Performer:
         readers: tuple[GroupReader, GroupReader] = self._own.readers
         return readers
 
-    def _values(self, job: Job, own: GroupReader, references: GroupReader) -> Values:
-        array = self._convert(own.tensor(job.tensor).to_numpy())
-        if job.reference is None:
-            names = {name: (name, args, version) for name, args, version in job.labels}
-            found = tensor_metrics.compute(array, list(names))
-            return {names[name]: value for name, value in found.items()}
-        other = self._convert(references.tensor(job.reference).to_numpy())
-        return {label: _compared(label, array, other) for label in job.labels}
+
+def stacked(jobs: Iterable[Job]) -> Iterator[list[Job]]:
+    """Put jobs in a row together whose tensors are small and want the same metrics; pairs alone."""
+    pending: list[Job] = []
+    size = 0
+    for job in jobs:
+        n_bytes = 4 * math.prod(job.tensor.shape)
+        fits = size + n_bytes <= STACK_BYTES and job.reference is None
+        if pending and not (fits and _is_alike(job, pending[0])):
+            yield pending
+            pending, size = [], 0
+        pending.append(job)
+        size += n_bytes
+    if pending:
+        yield pending
+
+
+def _is_alike(job: Job, other: Job) -> bool:
+    return other.reference is None and job.labels == other.labels
+
+
+def _computed(labels: Sequence[Label], tensors: Sequence[Any]) -> list[Values]:
+    names = {name: (name, args, version) for name, args, version in labels}
+    found = registry.compute_many(tensors, list(names))
+    return [{names[name]: value for name, value in each.items()} for each in found]
 
 
 def _compared(label: Label, array: Any, other: Any) -> float:

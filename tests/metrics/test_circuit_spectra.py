@@ -1,12 +1,12 @@
 """Spectra of circuits against decompositions of the products written out."""
 
+import functools
 import math
 
 import numpy as np
 import pytest
 
 from pico.errors import MetricError
-from pico.metrics import circuit_spectra as module
 from pico.metrics import (
     ov_circuit,
     ov_spectra,
@@ -55,15 +55,44 @@ def test_spectra_of_all_heads_are_those_of_each(sizes):
     np.testing.assert_array_equal(qk_spectra(q, k, *sizes[:2]), each)
 
 
-def test_no_product_is_formed(monkeypatch):
-    """No matrix that a spectrum is taken of, nor that is decomposed, is larger than the factors."""
+@pytest.mark.parametrize("last", [1.0, 1e-9])
+def test_no_product_is_formed(monkeypatch, last):
+    """Nothing larger than the factors is decomposed, by Gram matrices or, where small, by QR."""
     _, _, v, o = weights(4, 2, 8, 96)
+    v, o = v.astype(float), o.astype(float)
+    v[::8] *= last  # one direction of each head
     shapes = []
-    spectrum, qr = module.spectrum, np.linalg.qr
-    monkeypatch.setattr(module, "spectrum", lambda x: shapes.append(x.shape) or spectrum(x))
-    monkeypatch.setattr(np.linalg, "qr", lambda x, mode: shapes.append(x.shape) or qr(x, mode))
-    ov_spectra(v, o, 4, 2)
-    assert sorted(set(shapes)) == [(8, 8), (96, 8)]
+    for name in ("cholesky", "eigvalsh", "qr", "svd"):
+
+        def noted(x, *args, of, name, **kwargs):
+            shapes.append((name, *x.shape))
+            return of(x, *args, **kwargs)
+
+        of = getattr(np.linalg, name)
+        monkeypatch.setattr(np.linalg, name, functools.partial(noted, of=of, name=name))
+    found = ov_spectra(v, o, 4, 2)
+    if last < 1.0:
+        assert ("qr", 96, 8) in shapes
+    assert {shape[-2:] for shape in shapes} <= {(8, 8), (96, 8)}
+    exact = [np.linalg.svd(o[:, 8 * h : 8 * h + 8] @ v[h // 2 * 8 :][:8])[1][:8] for h in range(4)]
+    np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-13)
+
+
+@pytest.mark.parametrize("size", [1e-160, 1e150])
+def test_magnitudes_whose_squares_do_not_fit(size):
+    v, o = (weight.astype(float) for weight in weights(4, 2, 8, 32)[2:])
+    expected = ov_spectra(v, o, 4, 2) * size
+    np.testing.assert_allclose(ov_spectra(v * size, o, 4, 2), expected, rtol=1e-12)
+    np.testing.assert_allclose(ov_spectra(v, o * size, 4, 2), expected, rtol=1e-12)
+
+
+def test_heads_that_are_zero_or_not_finite_leave_the_others():
+    _, _, v, o = weights(4, 2, 8, 32)
+    v, o = v.copy(), o.copy()
+    o[:, :8], o[0, 9] = 0.0, np.inf
+    expected = ov_spectra(v, o, 4, 2)
+    assert expected[0].tolist() == [0.0] * 8 and np.isnan(expected[1]).all()
+    np.testing.assert_allclose(expected[3], ov_spectrum(v, o, 4, 2, 3), rtol=1e-12)
 
 
 def test_spectra_refuse_and_keep_the_kind():

@@ -50,8 +50,8 @@ def test_matrices_spectra_and_pairs(monkeypatch):
         return 0
 
     calls = []
-    spectrum = registry.spectrum
-    monkeypatch.setattr(registry, "spectrum", lambda x: calls.append(1) or spectrum(x))
+    spectra = registry.spectra
+    monkeypatch.setattr(registry, "spectra", lambda x: calls.append(1) or spectra(x))
     values = compute(np.diag([5.0, 3.0, 4.0]), ["corner", "second_value", "per", "spectral_norm"])
     assert (values["corner"], values["second_value"], len(calls)) == (5.0, 4.0, 1)
     assert get("corner").needs_matrix and get("corner").version == 7

@@ -66,14 +66,27 @@ def test_compute_equals_the_single_functions(matrix):
 
 def test_compute_takes_one_spectrum_for_all(monkeypatch):
     calls = []
-    original = registry_module.spectrum
-    monkeypatch.setattr(
-        registry_module, "spectrum", lambda array: calls.append(1) or original(array)
-    )
+    original = registry_module.spectra
+    monkeypatch.setattr(registry_module, "spectra", lambda x: calls.append(1) or original(x))
     compute(np.eye(4), SINGLE)
     assert len(calls) == 1
     compute(np.ones(4), [name for name in names("tensor") if not get(name).needs_matrix])
     assert len(calls) == 1
+
+
+def test_many_tensors_give_what_each_gives_alone():
+    """Wide, tall, of one size and of several, near-singular, zero and not finite in one call."""
+    rng = np.random.default_rng(3)
+    tensors = [rng.standard_normal(shape) for shape in ((4, 9), (9, 4), (4, 4), (6, 7), (2, 4, 3))]
+    singular = np.outer(np.arange(4.0), np.ones(4))
+    tensors += [singular, np.zeros((4, 4)), np.full((4, 5), np.nan), np.empty((0, 4))]
+    found = registry_module.compute_many(tensors, SINGLE)
+    for tensor, values in zip(tensors, found, strict=True):
+        alone = compute(tensor, SINGLE)
+        for name in SINGLE:
+            np.testing.assert_allclose(values[name], alone[name], rtol=1e-12, err_msg=name)
+    assert registry_module.compute_many([], SINGLE) == []
+    assert registry_module.compute_many([np.eye(2)] * 2, []) == [{}, {}]
 
 
 def test_compute_edges():

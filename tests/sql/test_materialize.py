@@ -40,13 +40,13 @@ def kept(storage: Storage) -> list[dict[str, Any]]:
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """The metric names of every tensor that is computed."""
     seen: list[tuple[str, ...]] = []
-    real = metrics.compute
+    real = registry.measured
 
-    def counting(array: Any, names: Any) -> Any:
-        seen.append(tuple(names))
-        return real(array, names)
+    def counting(asked: Any, *tensor: Any) -> Any:
+        seen.append(tuple(metric.name for metric in asked))
+        return real(asked, *tensor)
 
-    monkeypatch.setattr(metrics, "compute", counting)
+    monkeypatch.setattr(registry, "measured", counting)
     return seen
 
 
@@ -54,13 +54,13 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 def spectra(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The tensors whose spectrum is computed."""
     seen: list[Any] = []
-    real = registry.spectrum
+    real = registry.spectra
 
-    def counting(array: Any) -> Any:
-        seen.append(array)
-        return real(array)
+    def counting(tensors: Any) -> Any:
+        seen.extend(tensors)
+        return real(tensors)
 
-    monkeypatch.setattr(registry, "spectrum", counting)
+    monkeypatch.setattr(registry, "spectra", counting)
     return seen
 
 
@@ -227,21 +227,21 @@ def test_an_interruption_loses_one_batch_at_most(
 ) -> None:
     storage = new_lake()
     monkeypatch.setattr(materialize, "BATCH_ROWS", 3)
-    real, calls = metrics.compute, 0
+    real, calls = registry.measured, 0
 
-    def dying(array: Any, names: Any) -> Any:
+    def dying(*asked: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 8:
             raise KeyboardInterrupt
-        return real(array, names)
+        return real(*asked)
 
-    monkeypatch.setattr(metrics, "compute", dying)
+    monkeypatch.setattr(registry, "measured", dying)
     with pytest.raises(KeyboardInterrupt):
         materialize.compute(storage, metrics=["gini"], workers=1)
     n_kept = len(kept(storage))
     assert 3 <= n_kept < 12
-    monkeypatch.setattr(metrics, "compute", real)
+    monkeypatch.setattr(registry, "measured", real)
     done = materialize.compute(storage, metrics=["gini"])
     assert done.present == n_kept
     assert len(kept(storage)) == 12
@@ -251,16 +251,16 @@ def test_an_interruption_loses_one_batch_at_most(
 def _computing(url: str, kept_before_death: int) -> None:
     """Compute, and die without a word in the middle of a batch."""
     materialize.BATCH_ROWS = tasks.TASK_VALUES = 4
-    real, n_done = metrics.compute, 0
+    real, n_done = registry.measured, 0
 
-    def deadly(array: Any, names: Any) -> Any:
+    def deadly(*asked: Any) -> Any:
         nonlocal n_done
         n_done += 1
         if n_done > kept_before_death:
             os.kill(os.getpid(), signal.SIGKILL)
-        return real(array, names)
+        return real(*asked)
 
-    metrics.compute = deadly
+    registry.measured = deadly
     materialize.compute(Storage(url), metrics=["gini"], workers=1)
 
 
