@@ -30,7 +30,7 @@ from pico.metrics.pico_analyze import (
     per_pico,
     pwcca_pico,
 )
-from pico.metrics.registry import compute, get, names
+from pico.metrics.registry import compute, compute_many, get, names
 from pico.metrics.shaping import concat_tensors, reshape, split_qkv
 from pico.metrics.similarity import cka, cka_debiased, cka_rbf, procrustes, rsa
 from pico.metrics.sparsity import excess_kurtosis, gini, hoyer, l1_l2_ratio, zero_fraction
@@ -42,7 +42,7 @@ from pico.metrics.spectral import (
     spectral_norm,
     stable_rank,
 )
-from pico.metrics.spectrum import spectrum
+from pico.metrics.spectrum import spectra, spectrum
 from pico.metrics.spread import (
     alpha_hill,
     participation_ratio,
@@ -57,6 +57,7 @@ __all__ = [
     "cka_debiased",
     "cka_rbf",
     "compute",
+    "compute_many",
     "concat_tensors",
     "condition_number",
     "condition_number_pico",
@@ -98,6 +99,7 @@ __all__ = [
     "rsa",
     "singular_value_mean",
     "singular_value_variance",
+    "spectra",
     "spectral_entropy",
     "spectral_norm",
     "spectrum",

@@ -37,9 +37,11 @@ TASK_BYTES = 8 << 20
 """A task is closed once the row groups that it reads have this size, …"""
 TASK_VALUES = 512
 """… or it makes so many values; row groups stay whole."""
-STACK_BYTES = 5 << 18
-"""Tensors up to this size together (1.25 MiB as float32, two of 384 x 384) are computed in one go,
-so that numpy gives up Python's lock in between; larger ones alone."""
+STACK_BYTES = 7 << 18
+"""Tensors up to this size together (1.75 MiB as float32, three of 384 x 384) …"""
+STACK_TENSORS = 6
+"""… and up to so many are computed in one go, in which numpy gives up Python's lock as it does not
+for a small one; larger ones alone."""
 KEPT_BYTES = 64 << 20
 """Decoded row groups of references that each worker keeps."""
 
@@ -142,7 +144,7 @@ def stacked(jobs: Iterable[Job]) -> Iterator[list[Job]]:
     size = 0
     for job in jobs:
         n_bytes = 4 * math.prod(job.tensor.shape)
-        fits = size + n_bytes <= STACK_BYTES and job.reference is None
+        fits = size + n_bytes <= STACK_BYTES and len(pending) < STACK_TENSORS
         if pending and not (fits and _is_alike(job, pending[0])):
             yield pending
             pending, size = [], 0
@@ -153,7 +155,7 @@ def stacked(jobs: Iterable[Job]) -> Iterator[list[Job]]:
 
 
 def _is_alike(job: Job, other: Job) -> bool:
-    return other.reference is None and job.labels == other.labels
+    return job.reference is None is other.reference and job.labels == other.labels
 
 
 def _computed(labels: Sequence[Label], tensors: Sequence[Any]) -> list[Values]:

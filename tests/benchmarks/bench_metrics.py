@@ -127,9 +127,9 @@ def _timed(function: Callable[[Any], Any], items: Sequence[Any]) -> tuple[float,
 def _timed_stacks(arrays: Sequence[Any]) -> tuple[float, list[Any]]:
     """Compute as a worker of `pico metrics compute` does: small tensors some at a time."""
     from pico.metrics import registry
-    from pico.sql.tasks import STACK_BYTES
+    from pico.sql.tasks import STACK_BYTES, STACK_TENSORS
 
-    size = max(1, STACK_BYTES // arrays[0].nbytes)
+    size = min(STACK_TENSORS, max(1, STACK_BYTES // arrays[0].nbytes))
     stacks = [arrays[start : start + size] for start in range(0, len(arrays), size)]
     seconds, found = _timed(lambda stack: registry.compute_many(stack, NAMES), stacks)
     return seconds, [values for stack in found for values in stack]

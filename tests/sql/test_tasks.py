@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import threading
 import time
@@ -47,6 +48,25 @@ def test_a_row_group_is_never_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_task_makes_few_values() -> None:
     assert cut(job(0, 0), job(1, 1), job(2, 2), n_values=2) == [["h0", "h1"], ["h2"]]
     assert cut(job(0, 0, n_labels=5), job(1, 0, n_labels=5), n_values=2) == [["h0", "h1"]]
+
+
+def test_small_tensors_that_want_the_same_are_computed_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def sizes(*jobs: Job) -> list[int]:
+        return [len(stack) for stack in tasks.stacked(jobs)]
+
+    alike = [job(number, number) for number in range(8)]  # of 8 bytes each
+    pair = dataclasses.replace(job(9, 9), reference=job(0, 0).tensor)
+    monkeypatch.setattr(tasks, "STACK_TENSORS", 3)
+    assert sizes() == []
+    assert sizes(*alike) == [3, 3, 2]
+    assert sizes(alike[0], pair, pair, alike[1]) == [1, 1, 1, 1]
+    assert sizes(alike[0], job(9, 9, n_labels=2), alike[1]) == [1, 1, 1]
+    monkeypatch.setattr(tasks, "STACK_BYTES", 16)
+    assert sizes(*alike) == [2, 2, 2, 2]
+    monkeypatch.setattr(tasks, "STACK_BYTES", 1)
+    assert sizes(*alike[:2]) == [1, 1]
 
 
 @pytest.fixture
