@@ -29,7 +29,14 @@ MATRICES = {
 
 
 def test_names_are_the_public_functions():
-    functions = set(pico.metrics.__all__) - {"compute", "get", "names", "spectrum"}
+    functions = set(pico.metrics.__all__) - {
+        "compute",
+        "compute_many",
+        "get",
+        "names",
+        "spectra",
+        "spectrum",
+    }
     assert set(names()) | set(components.names()) == functions
     assert not set(names()) & set(components.names())
     assert names() == tuple(sorted(names()))
