@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
 from pico.errors import RecordError, did_you_mean
-from pico.models.families import FAMILIES, PICO, TL_NAMES, Family
+from pico.models.families import FAMILIES, PICO, TL_NAMES, Family, Side
 from pico.models.hf import hf_names
 
 _HEADED = frozenset({"q", "k", "v", "o", "qkv"})
@@ -59,7 +59,7 @@ class SitePoint:
     site: str
     layer: int | None
     module_name: str
-    side: Literal["in", "out"]
+    side: Side
 
 
 def parameters(model: nn.Module) -> list[ParameterInfo]:
@@ -117,6 +117,8 @@ def sites(model: nn.Module) -> dict[str, list[SitePoint]]:
     for site, (pattern, side) in family.sites.items():
         if site == "resid.mid" and parallel:
             continue  # both halves read the same stream: there is no state between them
+        if side == "rot" and f"{prefix}{pattern.replace('#', '0')[:-4]}norm" in modules:
+            continue  # queries and keys are normalised between projection and rotation
         layer = 0
         while (name := f"{prefix}{pattern.replace('#', str(layer))}") in modules:
             points.setdefault(site, []).append(SitePoint(site, layer, name, side))

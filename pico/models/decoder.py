@@ -146,13 +146,15 @@ class Attention(nn.Module):
         self.k_proj = Linear(config.d_model, d_kv)
         self.v_proj = Linear(config.d_model, d_kv)
         self.o_proj = Linear(config.d_model, config.d_model)
+        self.q_rot, self.k_rot = nn.Identity(), nn.Identity()  # places for hooks
         self.dropout = nn.Dropout(config.dropout) if config.dropout > 0 else None
 
     def forward(self, x: Tensor, rotation: Tensor, cache: KVCache | None = None) -> Tensor:
         """Mix positions: `x` `(B, T, d_model)` to the same shape."""
         heads = (-1, self.d_head)
-        q = rotate(self.q_proj(x).unflatten(-1, heads), rotation)  # (B, T, n_heads, d_head)
-        k = rotate(self.k_proj(x).unflatten(-1, heads), rotation)  # (B, T, n_kv_heads, d_head)
+        q = self.q_proj(x).unflatten(-1, heads)  # (B, T, n_heads, d_head)
+        k = self.k_proj(x).unflatten(-1, heads)  # (B, T, n_kv_heads, d_head)
+        q, k = self.q_rot(rotate(q, rotation)), self.k_rot(rotate(k, rotation))
         v = self.v_proj(x).unflatten(-1, heads)  # (B, T, n_kv_heads, d_head)
         if cache is not None:
             k, v = cache.append(self.layer, k, v)  # (B, S, n_kv_heads, d_head)

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-Side = Literal["in", "out"]
+Side = Literal["in", "out", "rot"]
+"""A module's first input, its output, or its output after the rotary embedding that the module
+around it applies."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ PICO = Family(
         "q": ("layers.#.attention.q_proj", "out"),
         "k": ("layers.#.attention.k_proj", "out"),
         "v": ("layers.#.attention.v_proj", "out"),
+        "q.rot": ("layers.#.attention.q_rot", "out"),
+        "k.rot": ("layers.#.attention.k_rot", "out"),
     },
 )
 
@@ -92,6 +96,8 @@ LLAMA = Family(
         "q": ("layers.#.self_attn.q_proj", "out"),
         "k": ("layers.#.self_attn.k_proj", "out"),
         "v": ("layers.#.self_attn.v_proj", "out"),
+        "q.rot": ("layers.#.self_attn.q_proj", "rot"),
+        "k.rot": ("layers.#.self_attn.k_proj", "rot"),
     },
     # Gemma 2 and OLMo 2 normalise after attention and call that by the same name.
     foreign=("layers.0.pre_feedforward_layernorm", "layers.0.post_feedforward_layernorm"),

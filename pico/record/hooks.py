@@ -7,6 +7,7 @@ registered here is removed by the same object.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 import xxhash
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from pico.errors import RecordError
 from pico.lake.table import TensorRow
@@ -111,8 +113,13 @@ class Taps:
                 self._handles.append(
                     module.register_forward_pre_hook(self._before(tap.point), with_kwargs=True)
                 )
-            else:
+            elif tap.point.side == "out":
                 self._handles.append(module.register_forward_hook(self._after(tap.point)))
+            else:
+                around = modules[tap.point.module_name.rpartition(".")[0]]
+                self._handles += _on_rotated(
+                    around, module, functools.partial(self._collect, tap.point)
+                )
 
     def remove(self) -> None:
         """Take every hook off the model; safe to call twice."""
@@ -189,6 +196,40 @@ class Taps:
         kept, taken = select_positions(value.detach(), self._positions[point])
         self._taken[point] = taken
         self._collected[point].append(kept.to("cpu", copy=True))
+
+
+def _on_rotated(
+    attention: nn.Module, projection: nn.Module, collect: Callable[[torch.Tensor], None]
+) -> list[RemovableHandle]:
+    """Have `collect` called with queries or keys as a Hugging Face model's attention turns them.
+
+    It is given cosines and sines `(batch, positions, n_rotary)` by the keyword
+    `position_embeddings` and turns the first `n_rotary` features of each head, the first half of
+    them against the second.
+    """
+    turns: list[tuple[torch.Tensor, torch.Tensor]] = []
+    d_head: Any = attention.head_dim
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        if "position_embeddings" not in kwargs:
+            raise RecordError(
+                f"site q.rot or k.rot: {type(module).__name__} is given no position_embeddings; "
+                "record q and k instead"
+            )
+        turns[:] = [kwargs["position_embeddings"]]
+
+    def after(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+        cos, sin = (turn.unsqueeze(2) for turn in turns[0])  # one for all heads
+        heads = output.reshape(*output.shape[:2], -1, d_head)  # (batch, positions, heads, d_head)
+        turned, kept = heads.tensor_split([cos.shape[-1]], dim=-1)
+        low, high = turned.chunk(2, dim=-1)
+        across = torch.cat([-high, low], dim=-1)
+        collect(torch.cat([turned * cos + across * sin, kept], dim=-1).flatten(-2))
+
+    return [
+        attention.register_forward_pre_hook(before, with_kwargs=True),
+        projection.register_forward_hook(after),
+    ]
 
 
 def select_positions(
