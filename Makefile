@@ -52,8 +52,9 @@ bench: $(READY) ## run the benchmarks and rewrite tests/benchmarks/RESULTS.md
 reliability: $(READY) ## count crashes, kills, races, faults and attacks survived; rewrite tests/reliability.md
 	$(BIN)/python -m tests.stress.report $(ARGS)
 
-schemas: $(READY) ## write schemas/README.md from schemas/*.json
+schemas: $(READY) ## write schemas/README.md and COMPONENTS.md
 	$(BIN)/python -c 'from pico import schema; print(schema.markdown(), end="")' > schemas/README.md
+	$(BIN)/python -c 'from pico.models import page; print(page.markdown(), end="")' > schemas/COMPONENTS.md
 
 wheel-test: $(READY) ## read a lake from an installed wheel that has no torch
 	.ci/wheel-test

@@ -181,3 +181,19 @@ TL_NAMES: Mapping[tuple[str, str], str] = {
     ("unembed", "bias"): "unembed.b_U",
 }
 """TransformerLens' names, without its folding of norms; `{shared}` is `_` with grouped queries."""
+
+TL_HOOKS: Mapping[str, str] = {
+    "resid.pre": "blocks.{layer}.hook_resid_pre",
+    "resid.mid": "blocks.{layer}.hook_resid_mid",
+    "resid.post": "blocks.{layer}.hook_resid_post",
+    "attn.out": "blocks.{layer}.hook_attn_out",
+    "mlp.out": "blocks.{layer}.hook_mlp_out",
+    "z": "blocks.{layer}.attn.hook_z",
+    "mlp.hidden": "blocks.{layer}.mlp.hook_post",
+    "q": "blocks.{layer}.attn.hook_q",
+    "k": "blocks.{layer}.attn.hook_k",
+    "v": "blocks.{layer}.attn.hook_v",
+    "q.rot": "blocks.{layer}.attn.hook_rot_q",
+    "k.rot": "blocks.{layer}.attn.hook_rot_k",
+}
+"""TransformerLens' hook of each site; it keeps heads in a dimension of their own."""

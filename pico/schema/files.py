@@ -74,7 +74,7 @@ def parse(text: str | bytes, where: str) -> TableSchema:
         spec = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SchemaError(f"{where} is no JSON: {one_line(error)}") from None
-    _fields(spec, where, _TABLE, {"history": list})
+    _fields(spec, where, _TABLE, {"history": list, "questions": list})
     columns = tuple(_column(item, where) for item in spec["columns"])
     known = [column.name for column in columns]
     if spec["kind"] not in get_args(Kind):
@@ -85,6 +85,9 @@ def parse(text: str | bytes, where: str) -> TableSchema:
         for item in spec[key]:
             if not isinstance(item, str) or (key != "partition" and item not in known):
                 _refuse(where, f"{key} names {item!r}, which is no column")
+    questions = tuple(spec.get("questions", []))
+    if not all(isinstance(question, str) for question in questions):
+        _refuse(where, f"questions must be texts, not {spec['questions']!r}")
     history = tuple(_change(item, where) for item in spec.get("history", []))
     versions = [change.version for change in history]
     if versions != list(range(2, len(history) + 2)) or spec["version"] != len(history) + 1:
@@ -102,6 +105,7 @@ def parse(text: str | bytes, where: str) -> TableSchema:
         sort=tuple(spec["sort"]),
         columns=columns,
         history=history,
+        questions=questions,
     )
     try:
         found.at(1)
@@ -124,7 +128,17 @@ def markdown() -> str:
         "lake may hold files of several versions: `pico` shows them all with the columns of the",
         "newest, plain readers want one version, which `pico migrate` makes of them. A file of a",
         "newer version than the installed `pico` knows is refused by name.",
+        "",
+        "What components and sites are called elsewhere stands in [COMPONENTS.md](COMPONENTS.md).",
+        "",
+        "## Questions, and the table that answers them",
+        "",
+        "| table | what people ask of it |",
+        "|---|---|",
     ]
+    for schema in tables().values():
+        link = f"[`{schema.name}`](#{schema.name}-version-{schema.version})"
+        lines.append(f"| {link} | {' '.join(schema.questions)} |")
     for schema in [*tables().values(), log()]:
         lines += ["", f"## `{schema.name}` (version {schema.version})", "", schema.description, ""]
         lines += [

@@ -38,6 +38,8 @@ class TableSchema:
     columns: tuple[Column, ...]
     history: tuple[Change, ...] = ()
     """How each version but the first was made, oldest first."""
+    questions: tuple[str, ...] = ()
+    """What people ask of the table."""
 
     @cached_property
     def arrow(self) -> pa.Schema:

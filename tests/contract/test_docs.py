@@ -96,6 +96,23 @@ def test_the_description_of_the_tables_is_not_stale() -> None:
     assert stored == schema.markdown(), "run `make schemas`"
 
 
+def test_every_table_says_what_it_answers() -> None:
+    assert not [spec.name for spec in schema.tables().values() if not spec.questions]
+
+
+def test_the_page_of_components_and_sites_is_whole_and_not_stale() -> None:
+    pytest.importorskip("torch")
+    from pico.models import families, page
+
+    stored = (ROOT / "schemas" / "COMPONENTS.md").read_text(encoding="utf-8")
+    assert stored == page.markdown(), "run `make schemas`"
+    for family in families.FAMILIES:
+        words = {*family.components.values(), *family.heads.values(), *family.sites}
+        assert not [word for word in words if f"| `{word}` |" not in stored]
+        assert not [name for name in family.components if f"{name}`" not in stored]
+    assert set(families.TL_HOOKS) == set(families.PICO.sites)
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_in_docstrings_run(name: str) -> None:
     result = doctest.testmod(importlib.import_module(name), verbose=False)

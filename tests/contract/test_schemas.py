@@ -60,7 +60,7 @@ def test_there_is_a_file_for_every_table_of_the_design():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_file_is_complete_and_consistent(path):
     spec = json.loads(path.read_text(encoding="utf-8"))
-    assert spec.keys() - {"history"} == {
+    assert spec.keys() - {"history", "questions"} == {
         *("name", "version", "kind", "description", "partition", "primary_key", "sort", "columns")
     }
     assert spec["name"] == path.stem
