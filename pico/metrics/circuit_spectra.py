@@ -26,7 +26,7 @@ def ov_spectrum(v: Array, o: Array, n_heads: int, n_kv_heads: int, head: int) ->
     """Return the singular values of a head's output-value circuit, without forming it.
 
     With O_hᵀO_h = LLᵀ they are the square roots of the eigenvalues of Lᵀ(V_gV_gᵀ)L, which is d_head
-    by d_head. Where the smallest of these is below 2⁻²⁶ ‖O_hᵀO_h‖ ‖V_gV_gᵀ‖ they no longer hold the
+    by d_head. Where the smallest of these is below 2⁻³² ‖O_hᵀO_h‖ ‖V_gV_gᵀ‖ they no longer hold the
     small values, and those of R₁R₂ᵀ are taken, with O_h = Q₁R₁ and V_gᵀ = Q₂R₂.
 
     Args:
@@ -192,7 +192,7 @@ def _by_gram_matrices(
 
     By Weyl, an error of a few 2⁻⁵² in either Gram matrix moves an eigenvalue of their product by
     no more than that times both norms: what lies above `GRAM_FLOOR` times both is right to a
-    relative 1e-7. All heads share one Cholesky and one eigenvalue call, in which numpy gives up
+    relative 1e-6. All heads share one Cholesky and one eigenvalue call, in which numpy gives up
     Python's lock, as it does not for one small matrix.
     """
     n = len(lefts)

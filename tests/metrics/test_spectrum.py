@@ -135,3 +135,13 @@ def test_orthogonal_invariance(m, n, seed):
     np.testing.assert_allclose(spectrum(matrix.T), values, rtol=1e-7, atol=1e-13 * values[0])
     assert np.all(np.diff(values) <= 0.0)
     assert np.linalg.norm(values) == pytest.approx(np.linalg.norm(matrix), rel=1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 8, 96])
+@pytest.mark.parametrize("smallest", [2.0**-8, 2.0**-15.9, 2.0**-16.1, 2.0**-26, 2.0**-40])
+def test_values_are_right_on_both_sides_of_the_floor(n, smallest):
+    rng = np.random.default_rng(n)
+    u, v = (np.linalg.qr(rng.standard_normal((n, n)))[0] for _ in range(2))
+    exact = np.geomspace(1.0, smallest, n)
+    found = spectrum((u * exact) @ v)
+    np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-15)
