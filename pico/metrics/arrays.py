@@ -196,8 +196,10 @@ class Prepared:
         return float(self.flat[0]) / self.unit
 
     def _scale(self, array: Any) -> Any:
-        if array.dtype == np.float32:
-            return np.divide(array, self.unit, dtype=np.float64)
+        if array.dtype == np.float32:  # 1 / unit is exact, and at most 2¹⁴⁹
+            wide = array.astype(np.float64)
+            wide *= 1.0 / self.unit
+            return wide
         return array / self.unit
 
 

@@ -42,11 +42,12 @@ def gini(array: Array) -> float:
         return 0.0
     magnitudes = x.in_order(x.xp.abs(x.flat))
     where = arrays.device(magnitudes)
-    ranked = 0.0  # Σᵢ (2i - n - 1) |x|₍ᵢ₎ / unit
+    ranked, ramp = 0.0, None  # Σᵢ (2i - n - 1) |x|₍ᵢ₎ / unit
     for start, block in x.blocks(magnitudes):
-        first, n = 2 * start + 1 - x.n, block.shape[0]
-        ranks = x.xp.arange(first, first + 2 * n, 2, dtype=x.xp.float64, device=where)
-        ranked += float(ranks @ block)
+        if ramp is None:  # the first block is the longest
+            ramp = x.xp.arange(block.shape[0], dtype=x.xp.float64, device=where)
+        within = float(ramp[: block.shape[0]] @ block)
+        ranked += 2.0 * within + (2 * start + 1 - x.n) * float(x.xp.sum(block))
     ratio = ranked / (x.n * x.total)
     return max(0.0, ratio)  # equal entries leave a rounding error of either sign
 
