@@ -10,6 +10,22 @@ from __future__ import annotations
 
 # Importing a module registers the metrics that it defines, or has plugins loaded when needed.
 from pico.metrics import plugins as _plugins  # noqa: F401
+from pico.metrics.arithmetic import (
+    fold_norm,
+    matmul,
+    t_add,
+    t_div,
+    t_mul,
+    t_sqrt,
+    t_sub,
+    tensor_mean,
+)
+from pico.metrics.attention import (
+    attention_entropy,
+    attention_pattern,
+    induction_score,
+    previous_token_score,
+)
 from pico.metrics.canonical import pwcca, svcca
 from pico.metrics.change import cosine_similarity, relative_change, subspace_overlap
 from pico.metrics.circuit_spectra import ov_spectra, ov_spectrum, qk_spectra, qk_spectrum
@@ -20,8 +36,15 @@ from pico.metrics.circuits import (
     qk_circuit,
     vo_product,
 )
-from pico.metrics.moments import entry_mean, entry_median, entry_variance, trace
+from pico.metrics.moments import (
+    entry_mean,
+    entry_median,
+    entry_variance,
+    mean_cosine,
+    trace,
+)
 from pico.metrics.norms import frobenius_norm, inf_norm, l1_norm, max_abs
+from pico.metrics.parts import col_norms, cols, head, row_norms, rows, transpose
 from pico.metrics.pico_analyze import (
     condition_number_pico,
     frobenius_norm_pico,
@@ -53,9 +76,13 @@ from pico.metrics.spread import (
 
 __all__ = [
     "alpha_hill",
+    "attention_entropy",
+    "attention_pattern",
     "cka",
     "cka_debiased",
     "cka_rbf",
+    "col_norms",
+    "cols",
     "compute",
     "compute_many",
     "concat_tensors",
@@ -67,17 +94,22 @@ __all__ = [
     "entry_median",
     "entry_variance",
     "excess_kurtosis",
+    "fold_norm",
     "frobenius_norm",
     "frobenius_norm_pico",
     "get",
     "gini",
     "gini_pico",
+    "head",
     "hoyer",
     "hoyer_pico",
+    "induction_score",
     "inf_norm",
     "l1_l2_ratio",
     "l1_norm",
+    "matmul",
     "max_abs",
+    "mean_cosine",
     "names",
     "nuclear_norm",
     "ov_activations",
@@ -88,6 +120,7 @@ __all__ = [
     "participation_ratio",
     "per",
     "per_pico",
+    "previous_token_score",
     "procrustes",
     "pwcca",
     "pwcca_pico",
@@ -96,6 +129,8 @@ __all__ = [
     "qk_spectrum",
     "relative_change",
     "reshape",
+    "row_norms",
+    "rows",
     "rsa",
     "singular_value_mean",
     "singular_value_variance",
@@ -107,7 +142,14 @@ __all__ = [
     "stable_rank",
     "subspace_overlap",
     "svcca",
+    "t_add",
+    "t_div",
+    "t_mul",
+    "t_sqrt",
+    "t_sub",
+    "tensor_mean",
     "trace",
+    "transpose",
     "vo_product",
     "zero_fraction",
 ]

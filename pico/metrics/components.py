@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from pico.errors import MetricError, did_you_mean
 from pico.metrics import registry
 
-Returns: TypeAlias = Literal["tensor", "vector", "matrix"]
+Returns: TypeAlias = Literal["tensor", "number", "vector", "matrix"]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _COMPONENTS: dict[str, Component] = {}
@@ -58,7 +58,7 @@ class Component:
     """The others; those that can be left out come last."""
 
     returns: Returns
-    """`tensor`, or `vector` or `matrix` of float64 numbers."""
+    """`tensor`, or a `number`, or a `vector` or `matrix` of float64 numbers."""
 
     version: int
     """Raised when the numbers change."""

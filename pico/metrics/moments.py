@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from pico.errors import MetricError
 from pico.metrics import arrays
 from pico.metrics.arrays import Array
 from pico.metrics.registry import register
@@ -125,3 +126,45 @@ def trace(matrix: Array) -> float:
         return math.nan
     rows = x.xp.reshape(x.flat, (x.shape[0] if x.shape else 1, -1))
     return float(x.xp.sum(x.xp.astype(x.xp.linalg.diagonal(rows), x.xp.float64)))
+
+
+@register("tensor", only_matrices=True, on_request=True)
+def mean_cosine(matrix: Array) -> float:
+    """Mean cosine between the rows of a matrix: 1 where all point one way (anisotropy).
+
+    (‖Σᵢ uᵢ‖² - m) / (m (m - 1)), with uᵢ the rows divided by their norms.
+
+    Args:
+        matrix: (m, n), such as an embedding or activations; more dimensions as (shape[0], -1).
+
+    Returns:
+        A float in [-1/(m - 1), 1]; 0 is what rows of random directions tend to.
+
+    Raises:
+        MetricError: The input has fewer than two dimensions.
+
+    Edge cases:
+        Fewer than two rows, a row of zeros, an entry NaN or infinite: NaN.
+
+    Example:
+        >>> mean_cosine([[1.0, 0.0], [0.0, 2.0]])
+        0.0
+
+    References:
+        Ethayarajh, How Contextual are Contextualized Word Representations? (2019).
+    """
+    xp, x = arrays.as_float64(matrix)
+    if x.ndim < 2:
+        raise MetricError(f"mean_cosine takes a matrix, not a tensor of shape {tuple(x.shape)}")
+    m = x.shape[0]
+    x = xp.reshape(x, (m, math.prod(x.shape[1:])))
+    if m < 2 or not x.shape[1] or not math.isfinite(arrays.max_magnitude(xp, x)):
+        return math.nan
+    largest = xp.max(xp.abs(x), axis=1, keepdims=True)
+    if not float(xp.min(largest)):
+        return math.nan
+    scaled = x / largest
+    directions = scaled / xp.sqrt(xp.sum(scaled**2, axis=1, keepdims=True))
+    total = float(xp.sum(xp.sum(directions, axis=0) ** 2))
+    cosine: float = (total - m) / (m * (m - 1))
+    return min(1.0, cosine)

@@ -15,12 +15,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from pico.metrics import components, shaping
+from pico.metrics import arithmetic, components, shaping
 from pico.metrics.components import Argument, Component
 from pico.sql import bridge
 from pico.sql.bridge import MATRIX, TENSOR, VECTOR
 
-RETURNS = {"tensor": TENSOR, "vector": VECTOR, "matrix": MATRIX}
+RETURNS = {"tensor": TENSOR, "number": "DOUBLE", "vector": VECTOR, "matrix": MATRIX}
 """SQL type of what a component gives."""
 _ARGUMENTS = {
     "bool": "BOOLEAN",
@@ -29,6 +29,11 @@ _ARGUMENTS = {
     "int list": "BIGINT[]",
     "str": "VARCHAR",
 }
+_OF_LISTS: dict[str, tuple[Callable[..., Any], tuple[Argument, ...]]] = {
+    "concat_tensors": (shaping.joined, (Argument("axis", "int"),)),
+    "tensor_mean": (arithmetic.mean_of, ()),
+}
+_WITH_NUMBERS = ("t_add", "t_sub", "t_mul", "t_div")
 _OF_RUN = {"ov_spectra_of": ("ov_spectra", "v", "o"), "qk_spectra_of": ("qk_spectra", "q", "k")}
 
 
@@ -54,8 +59,10 @@ def register(connection: duckdb.DuckDBPyConnection) -> None:
         overloads = [
             _overload(connection, item, n) for n in range(item.n_required, len(item.arguments) + 1)
         ]
-        if name == "concat_tensors":
+        if name in _OF_LISTS:
             overloads += _of_lists(connection, name)
+        if name in _WITH_NUMBERS:
+            overloads.append(_with_number(item))
         connection.execute(f"CREATE MACRO {name}{', '.join(overloads)}")
     for name, (spectra, first, second) in _OF_RUN.items():
         with contextlib.suppress(duckdb.Error):  # a table that cannot be read has no such columns
@@ -88,22 +95,34 @@ def _columns(item: Component) -> Callable[..., pa.Array]:
     return udf
 
 
+def _with_number(item: Component) -> str:
+    """Return the macro's overload for a number in place of the second tensor."""
+    first, second = item.tensors
+    number = f'[]::INTEGER[], ["{second}"]::FLOAT[]'
+    udf = f'_pico_{item.name}_0("{first}".shape, "{first}".value, {number})'
+    return f'("{first}" {TENSOR}, "{second}" DOUBLE) AS {udf}'
+
+
 def _of_lists(connection: duckdb.DuckDBPyConnection, name: str) -> list[str]:
     """Register the function of a list of tensors and return the macro's overloads for it."""
     overloads = []
-    for given in ([], [Argument("axis", "int")]):
+    function, arguments = _OF_LISTS[name]
+    for given in [arguments[:n] for n in range(len(arguments) + 1)]:
         udf = f"_pico_{name}_list_{len(given)}"
         types = [f"{TENSOR}[]", *(_ARGUMENTS[argument.kind] for argument in given)]
-        bridge.create(connection, udf, types, TENSOR, _joined)
+        bridge.create(connection, udf, types, TENSOR, _of_list_columns(name, function))
         taken = [f"tensors {TENSOR}[]", *(f"{a.name} {_ARGUMENTS[a.kind]}" for a in given)]
         passed = ["tensors", *(argument.name for argument in given)]
         overloads.append(f"({', '.join(taken)}) AS {udf}({', '.join(passed)})")
     return overloads
 
 
-def _joined(lists: pa.ChunkedArray, *axes: pa.ChunkedArray) -> pa.Array:
-    rows = zip(map(_tensors, lists), *(column.to_pylist() for column in axes), strict=True)
-    return bridge.column_of(bridge.apply("concat_tensors", shaping.joined, rows), TENSOR)
+def _of_list_columns(name: str, function: Callable[..., Any]) -> Callable[..., pa.Array]:
+    def udf(lists: pa.ChunkedArray, *given: pa.ChunkedArray) -> pa.Array:
+        rows = zip(map(_tensors, lists), *(column.to_pylist() for column in given), strict=True)
+        return bridge.column_of(bridge.apply(name, function, rows), TENSOR)
+
+    return udf
 
 
 def _tensors(row: Any) -> list[bridge.Tensor] | None:

@@ -25,6 +25,7 @@ Other: TypeAlias = "pl.Expr | str"
 _SPECTRUM = pl.List(pl.Float64)
 _DTYPES = {
     "tensor": pl.Struct({"shape": pl.List(pl.Int32), "value": pl.List(pl.Float32)}),
+    "number": pl.Float64(),
     "vector": _SPECTRUM,
     "matrix": pl.List(_SPECTRUM),
 }
