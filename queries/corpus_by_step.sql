@@ -25,28 +25,6 @@ shown AS (
         AND sequences.sequence_id = distinct_seen.sequence_id
     LEFT JOIN datasets ON datasets.dataset = sequences.dataset
 ),
-pieces AS (
-    SELECT
-        dataset,
-        sequence_id,
-        tokenizer,
-        unnest(tokens) AS token_id,
-        generate_subscripts(tokens, 1) AS place
-    FROM shown
-),
-texts AS (
-    SELECT
-        pieces.dataset,
-        pieces.sequence_id,
-        -- A sequence may begin or end inside a character, whose bytes then become '?'.
-        decode(
-            unhex(string_agg(hex(coalesce(vocab.bytes, encode(vocab.text))), '' ORDER BY place)),
-            'replace'
-        ) AS text
-    FROM pieces
-    JOIN vocab ON vocab.tokenizer = pieces.tokenizer AND vocab.token_id = pieces.token_id
-    GROUP BY pieces.dataset, pieces.sequence_id
-),
 sources AS (
     SELECT
         places.dataset,
@@ -74,10 +52,10 @@ SELECT
     shown.origin,
     sources.documents,
     shown.tokens,
-    texts.text
+    -- A sequence may begin or end inside a character, whose bytes then become '?'.
+    detokenize(shown.tokens, shown.tokenizer) AS text
 FROM seen
 -- A data set may lie outside the lake: its ids are known then, its text is not.
 LEFT JOIN shown ON shown.dataset = seen.of_dataset AND shown.sequence_id = seen.sequence_id
-LEFT JOIN texts ON texts.dataset = seen.of_dataset AND texts.sequence_id = seen.sequence_id
 LEFT JOIN sources ON sources.dataset = seen.of_dataset AND sources.sequence_id = seen.sequence_id
 ORDER BY seen.step, seen.rank, seen.micro_step, seen.position

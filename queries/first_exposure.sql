@@ -22,28 +22,16 @@ WITH seen AS (
     LEFT JOIN runs ON runs.run = batches.run
     WHERE $run IS NULL OR batches.run = $run
 ),
-pieces AS (
+texts AS (
     SELECT
         sequences.dataset,
         sequences.sequence_id,
-        coalesce(datasets.tokenizer, distinct_seen.tokenizer) AS tokenizer,
-        unnest(sequences.tokens) AS token_id,
-        generate_subscripts(sequences.tokens, 1) AS place
+        detokenize(
+            sequences.tokens, coalesce(datasets.tokenizer, distinct_seen.tokenizer)
+        ) AS text
     FROM (SELECT DISTINCT dataset, sequence_id, tokenizer FROM seen) AS distinct_seen
     JOIN sequences USING (dataset, sequence_id)
     LEFT JOIN datasets ON datasets.dataset = sequences.dataset
-),
-texts AS (
-    SELECT
-        pieces.dataset,
-        pieces.sequence_id,
-        decode(
-            unhex(string_agg(hex(coalesce(vocab.bytes, encode(vocab.text))), '' ORDER BY place)),
-            'replace'
-        ) AS text
-    FROM pieces
-    JOIN vocab ON vocab.tokenizer = pieces.tokenizer AND vocab.token_id = pieces.token_id
-    GROUP BY pieces.dataset, pieces.sequence_id
 ),
 exposures AS (
     SELECT seen.*, texts.text

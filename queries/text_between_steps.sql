@@ -21,29 +21,17 @@ WITH seen AS (
     LEFT JOIN runs ON runs.run = batches.run
     WHERE batches.run = $run AND batches.step >= $first_step AND batches.step < $last_step
 ),
-pieces AS (
+texts AS (
     SELECT
         sequences.dataset,
         sequences.sequence_id,
-        coalesce(datasets.tokenizer, distinct_seen.tokenizer) AS tokenizer,
-        unnest(sequences.tokens) AS token_id,
-        generate_subscripts(sequences.tokens, 1) AS place
+        -- A sequence may begin or end inside a character, whose bytes then become '?'.
+        detokenize(
+            sequences.tokens, coalesce(datasets.tokenizer, distinct_seen.tokenizer)
+        ) AS text
     FROM (SELECT DISTINCT dataset, sequence_id, tokenizer FROM seen) AS distinct_seen
     JOIN sequences USING (dataset, sequence_id)
     LEFT JOIN datasets ON datasets.dataset = sequences.dataset
-),
-texts AS (
-    SELECT
-        pieces.dataset,
-        pieces.sequence_id,
-        -- A sequence may begin or end inside a character, whose bytes then become '?'.
-        decode(
-            unhex(string_agg(hex(coalesce(vocab.bytes, encode(vocab.text))), '' ORDER BY place)),
-            'replace'
-        ) AS text
-    FROM pieces
-    JOIN vocab ON vocab.tokenizer = pieces.tokenizer AND vocab.token_id = pieces.token_id
-    GROUP BY pieces.dataset, pieces.sequence_id
 )
 SELECT
     seen.step,

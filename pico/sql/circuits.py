@@ -98,8 +98,8 @@ def _columns(item: Component) -> Callable[..., pa.Array]:
 def _with_number(item: Component) -> str:
     """Return the macro's overload for a number in place of the second tensor."""
     first, second = item.tensors
-    number = f'[]::INTEGER[], ["{second}"]::FLOAT[]'
-    udf = f'_pico_{item.name}_0("{first}".shape, "{first}".value, {number})'
+    value = f'CASE WHEN "{second}" IS NOT NULL THEN ["{second}"]::FLOAT[] END'
+    udf = f'_pico_{item.name}_0("{first}".shape, "{first}".value, []::INTEGER[], {value})'
     return f'("{first}" {TENSOR}, "{second}" DOUBLE) AS {udf}'
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from pico import metrics
 from pico.metrics import arrays, registry
-from pico.sql import bridge, circuits
+from pico.sql import bridge, circuits, text
 from pico.sql.bridge import MATRIX, TENSOR, VECTOR
 
 _NUMBERS = {int: "BIGINT", float: "DOUBLE"}
@@ -42,7 +42,7 @@ def functions() -> list[dict[str, str]]:
         arguments = ["x", "y"] if metric.kind == "pair" else ["tensor"]
         arguments += [f"{key} = {value}" for key, value in metric.arguments.items()]
         found[name] = (f"{name}({', '.join(arguments)}) -> DOUBLE", metric.summary)
-    found |= circuits.functions()
+    found |= circuits.functions() | text.functions()
     return [
         {"name": name, "signature": signature, "summary": summary}
         for name, (signature, summary) in sorted(found.items())
@@ -66,6 +66,7 @@ def register(connection: duckdb.DuckDBPyConnection) -> None:
         else:
             _register_pair_metric(connection, metric)
     circuits.register(connection)
+    text.register(connection)
 
 
 def _register_tensor_metric(connection: duckdb.DuckDBPyConnection, metric: registry.Metric) -> None:

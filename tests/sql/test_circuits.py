@@ -204,3 +204,77 @@ def test_what_does_not_fit_is_one_line(connection: duckdb.DuckDBPyConnection) ->
     with pytest.raises(QueryError, match="there is no head 4; heads are 0 to 3") as caught:
         statements.fetch(statements.query(connection, query))
     assert "\n" not in str(caught.value)
+
+
+def one(connection: duckdb.DuckDBPyConnection, sql: str) -> Any:
+    """The one answer to an expression over two weights, `a` of step 0 and `b` of step 5."""
+    rows = statements.query(
+        connection,
+        f"SELECT {sql} FROM weights a JOIN weights b ON b.name = a.name AND b.step = 5 "
+        "WHERE a.step = 0 AND a.name = 'layers.1.q'",
+    ).fetchall()
+    return rows[0][0]
+
+
+def array(tensor: dict[str, Any]) -> np.ndarray:
+    return np.asarray(tensor["value"], np.float32).reshape(tensor["shape"])
+
+
+A, B = weight(0, 1, "q"), weight(5, 1, "q")
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("head(a.tensor, 1, 3)", A[3:6]),
+        ("head(a.tensor, 1, 5, 1)", A[:, 5:]),
+        ("rows(a.tensor, 2, 4)", A[2:4]),
+        ("cols(a.tensor, 0, 1)", A[:, :1]),
+        ("transpose(a.tensor)", A.T),
+        ("matmul(a.tensor, transpose(b.tensor))", A @ B.T),
+        ("t_add(a.tensor, b.tensor)", A + B),
+        ("t_sub(a.tensor, b.tensor)", A - B),
+        ("t_mul(a.tensor, 0.5)", A / 2),
+        ("t_div(a.tensor, 4)", A / 4),
+        ("t_sqrt(t_mul(a.tensor, a.tensor))", np.abs(A)),
+        ("tensor_mean(a.tensor, b.tensor)", (A + B) / 2),
+        ("tensor_mean([a.tensor, b.tensor, a.tensor])", (2 * A + B) / 3),
+        ("fold_norm(a.tensor, rows(reshape(b.tensor, [-1]), 0, 10))", A * B.reshape(-1)[:10]),
+    ],
+)
+def test_tensors_are_computed_with(
+    connection: duckdb.DuckDBPyConnection, sql: str, expected: np.ndarray
+) -> None:
+    found = array(one(connection, sql))
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_norms_and_numbers_are_lists_and_numbers(connection: duckdb.DuckDBPyConnection) -> None:
+    np.testing.assert_allclose(
+        one(connection, "row_norms(a.tensor)"), np.linalg.norm(A, axis=1), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        one(connection, "col_norms(a.tensor)"), np.linalg.norm(A, axis=0), rtol=1e-6
+    )
+    expected = metrics.induction_score(A, B[:, :5], 2, 1, 0)
+    sql = "induction_score(a.tensor, cols(b.tensor, 0, 5), 2, 1, 0)"
+    assert one(connection, sql) == pytest.approx(expected, rel=1e-6)
+    expected = metrics.attention_entropy(A, B, 2, 2, 1, n_positions=4)
+    sql = "attention_entropy(a.tensor, b.tensor, 2, 2, 1, 4)"
+    assert one(connection, sql) == pytest.approx(expected, rel=1e-6)
+    assert one(connection, "head(NULL, 1, 3)") is None
+    assert one(connection, "t_mul(a.tensor, NULL::DOUBLE)") is None
+    assert one(connection, "per(t_sub(a.tensor, b.tensor))") == pytest.approx(
+        metrics.per(A - B), rel=1e-5
+    )
+
+
+def test_what_does_not_fit_is_said(connection: duckdb.DuckDBPyConnection) -> None:
+    for sql, message in {
+        "head(a.tensor, 4, 3)": "no head 4; heads are 0 to 3",
+        "matmul(a.tensor, b.tensor)": "have no product",
+        "tensor_mean([a.tensor, transpose(b.tensor)])": "tensors of one shape",
+    }.items():
+        with pytest.raises((QueryError, duckdb.Error), match=message):
+            one(connection, sql)

@@ -17,7 +17,7 @@ from pico.errors import QueryError
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.metrics import registry
-from pico.sql import bridge, circuits, functions, session, statements
+from pico.sql import bridge, circuits, functions, session, statements, text
 from tests.sql import small_lake as lake
 
 SPECTRAL = registry.names("spectrum")
@@ -263,7 +263,7 @@ def test_every_metric_is_a_public_function_and_shadows_none(
     local: duckdb.DuckDBPyConnection,
 ) -> None:
     names = {row["name"] for row in functions.functions()}
-    assert names == {*registry.names(), "spectrum", *circuits.functions()}
+    assert names == {*registry.names(), "spectrum", *circuits.functions(), *text.functions()}
     built_in = duckdb.connect().execute("SELECT DISTINCT function_name FROM duckdb_functions()")
     assert not names & {row[0] for row in built_in.fetchall()}
     added = ask(local, "SELECT DISTINCT function_name FROM duckdb_functions()")
