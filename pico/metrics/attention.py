@@ -273,5 +273,7 @@ _OF_PATTERN = {
     "previous_token_score": _previous,
     "induction_score": _induction,
 }
+VERSION = 1
+"""Of the scores of heads, stored with every row."""
 HEAD_SCORES = tuple(_OF_PATTERN)
 """Names of the scores that a head has."""

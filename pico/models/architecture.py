@@ -151,6 +151,18 @@ def resolve_site(model: nn.Module, text: str) -> list[SitePoint]:
     )
 
 
+def module_of(model: nn.Module, component: str) -> str | None:
+    """Return the name of the module with a component outside the blocks; None if it has none.
+
+    Args:
+        model: the model.
+        component: `embed`, `norm.final`, `unembed`, ….
+    """
+    found = _recognise(model)
+    names = [str(name) for name, _ in model.named_modules()]
+    return next((name for name in names if _place(name, found) == (None, component)), None)
+
+
 def size(model: nn.Module) -> dict[str, int | None]:
     """Return the sizes that the table `runs` holds, None where they cannot be known.
 

@@ -15,7 +15,7 @@ from torch import nn
 from pico.errors import ConfigError, RecordError
 from pico.lake.table import TensorRow
 from pico.models import architecture
-from pico.record import hooks
+from pico.record import hooks, scores
 from pico.record.due import Due, Ledger, Wanted
 from pico.record.hooks import Live, TapPoint, Taps
 from pico.record.measure import Measurer, Taken
@@ -124,15 +124,11 @@ class Capture:
     def _run_probe(self, probe: Probe, taps: Taps) -> None:
         """Run a probe through the model without leaving a trace on it."""
         device = next(self._model.parameters()).device
-        modes = {module: module.training for module in self._model.modules()}
-        self._model.eval()
-        try:
-            with torch.no_grad():
+        with scores.undisturbed(self._model):
+            try:
                 self._model(torch.from_numpy(probe.tokens).to(device))
-        finally:
-            taps.remove()
-            for module, was_training in modes.items():
-                module.training = was_training
+            finally:
+                taps.remove()
 
     def open_step(self, step: int, is_last: bool) -> None:
         """Set the hooks that the coming batch needs."""

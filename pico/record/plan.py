@@ -16,7 +16,9 @@
       batches: true
       pairs: true                          # weights at s and at s + 1
       frozen: once                         # tensors that are not trained: once, or always
-      probes: {text: {n_sequences: 16}, repeat: {n_sequences: 8}}
+      probes:                              # sizes, and what is said of each token and head
+        text: {n_sequences: 16, every: 50, record: [token_scores], layer_scores: true}
+        repeat: {n_sequences: 8, every: 50, record: [token_scores, attention]}
       commit_every: 50
 
 `Recorder` calls `parse`; all problems are raised at once. Whatever is recorded at all is recorded
@@ -28,13 +30,14 @@ item there with `schedule: never` stores none of them.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pico.errors import ConfigError, MetricError, did_you_mean
 from pico.metrics import registry
-from pico.record import schedule
+from pico.record import probeplan, readers, schedule
+from pico.record.probeplan import ProbePlan
 from pico.record.schedule import NEVER, Schedule
 
 STAGES = ("raw", "clipped")
@@ -42,7 +45,6 @@ TABLES = ("weights", "gradients", "optimizer")
 MEASURED = (*TABLES, "activations")
 METRICS_EVERY = 100
 """Steps between two measurements where `metrics` has no schedule."""
-PROBES = ("text", "repeat")
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class RecordPlan:
     batches: bool = True
     pairs: bool = False
     frozen: Literal["once", "always"] = "once"
-    probes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    probes: Mapping[str, ProbePlan] = field(default_factory=dict)
     commit_every: int = 50
 
 
@@ -111,40 +113,32 @@ def parse(record: Mapping[str, Any] | None) -> RecordPlan:
         raise ConfigError(f"record must be a mapping, not {record!r}")
     problems: list[str] = []
     values: dict[str, Any] = {}
-    readers = {
-        "checkpoints": lambda spec, where: _ends(schedule.parse(spec, where)),
+    parsers: dict[str, Callable[[Any, str], Any]] = {
+        "checkpoints": lambda spec, where: readers.ends(schedule.parse(spec, where)),
         **dict.fromkeys(TABLES, _tensors),
         "activations": _activations,
         "tensor_stats": _stats,
         "metrics": _metrics,
-        **dict.fromkeys(("scalars", "batches", "pairs"), _flag),
+        **dict.fromkeys(("scalars", "batches", "pairs"), readers.flag),
         "frozen": _frozen,
-        "probes": _probes,
-        "commit_every": _count,
+        "probes": probeplan.parse,
+        "commit_every": readers.count,
     }
     for key, spec in (record or {}).items():
-        if key not in readers:
-            problems.append(f"unknown config key 'record.{key}'.{did_you_mean(str(key), readers)}")
+        if key not in parsers:
+            problems.append(f"unknown config key 'record.{key}'.{did_you_mean(str(key), parsers)}")
             continue
         try:
-            values[key] = readers[key](spec, f"record.{key}")
+            values[key] = parsers[key](spec, f"record.{key}")
         except ConfigError as error:
             problems.append(str(error))
     if not problems:
         plan = RecordPlan(**values)
-        problems += _missing_probes(plan) + _missing_sites(plan)
+        named = {item.probe for item in plan.activations if item.probe}
+        problems += probeplan.unknown(plan.probes, named) + _missing_sites(plan)
     if problems:
         raise ConfigError("; ".join(problems))
     return plan
-
-
-def _missing_probes(plan: RecordPlan) -> list[str]:
-    wanted = {item.probe for item in plan.activations if item.probe}
-    return [
-        f"record.probes: probe {name!r} cannot take settings; built in: {', '.join(PROBES)}"
-        for name in plan.probes
-        if name not in PROBES and name not in wanted
-    ]
 
 
 def _missing_sites(plan: RecordPlan) -> list[str]:
@@ -156,32 +150,12 @@ def _missing_sites(plan: RecordPlan) -> list[str]:
     ]
 
 
-def _ends(when: Schedule) -> Schedule:
-    """Let a schedule that wants anything want the last step too."""
-    return when if when.is_never else when | Schedule(last=True)
-
-
-def _split(spec: Any, options: Sequence[str], where: str) -> tuple[Any, dict[str, Any]]:
-    """Part a spec into its schedule and its options: `{every: 50, names: […]}`."""
-    if not isinstance(spec, Mapping):
-        return spec, {}
-    given = {str(key): value for key, value in spec.items()}
-    unknown = [key for key in given if key not in (*options, *schedule.KEYS, "schedule")]
-    if unknown:
-        hint = did_you_mean(unknown[0], [*options, *schedule.KEYS, "schedule"])
-        raise ConfigError(f"unknown config key '{where}.{unknown[0]}'.{hint}")
-    when = {key: given.pop(key) for key in schedule.KEYS if key in given}
-    if when and "schedule" in given:
-        raise ConfigError(f"{where}: give either schedule or {', '.join(when)}, not both")
-    return given.pop("schedule", when or True), given
-
-
 def _tensors(spec: Any, where: str) -> TensorPlan:
-    when, options = _split(spec, ("names", "stages"), where)
+    when, options = readers.split(spec, ("names", "stages"), where)
     return TensorPlan(
-        _ends(schedule.parse(when, where)),
-        _strings(options.get("names", ["*"]), f"{where}.names"),
-        _words(options.get("stages", ["raw"]), STAGES, "stage", f"{where}.stages"),
+        readers.ends(schedule.parse(when, where)),
+        readers.strings(options.get("names", ["*"]), f"{where}.names"),
+        readers.words(options.get("stages", ["raw"]), STAGES, "stage", f"{where}.stages"),
     )
 
 
@@ -203,20 +177,20 @@ def _metrics(spec: Any, where: str) -> tuple[MetricsPlan, ...]:
 
 
 def _metric(spec: Mapping[str, Any], where: str) -> MetricsPlan:
-    when, options = _split(spec, ("names", "tables", "tensors", "stages"), where)
+    when, options = readers.split(spec, ("names", "tables", "tensors", "stages"), where)
     if not any(key in spec for key in (*schedule.KEYS, "schedule")):
         when = {"every": METRICS_EVERY}
-    names = _strings(options.get("names", []), f"{where}.names")
+    names = readers.strings(options.get("names", []), f"{where}.names")
     if not names:
         raise ConfigError(f"{where} needs names, for example names: [per, gini]")
     _check_metrics(names, f"{where}.names")
     wants = TensorPlan(
-        _ends(schedule.parse(when, where)),
-        _strings(options.get("tensors", ["*"]), f"{where}.tensors"),
-        _words(options.get("stages", ["raw"]), STAGES, "stage", f"{where}.stages"),
+        readers.ends(schedule.parse(when, where)),
+        readers.strings(options.get("tensors", ["*"]), f"{where}.tensors"),
+        readers.words(options.get("stages", ["raw"]), STAGES, "stage", f"{where}.stages"),
     )
     tables = options.get("tables", MetricsPlan.tables)
-    return MetricsPlan(names, wants, _words(tables, MEASURED, "table", f"{where}.tables"))
+    return MetricsPlan(names, wants, readers.words(tables, MEASURED, "table", f"{where}.tables"))
 
 
 def _check_metrics(names: Sequence[str], where: str) -> None:
@@ -233,16 +207,6 @@ def _check_metrics(names: Sequence[str], where: str) -> None:
             )
 
 
-def _words(spec: Any, known: Sequence[str], what: str, where: str) -> tuple[str, ...]:
-    """Read a list of words of which all are known."""
-    words = _strings(spec, where)
-    for word in words:
-        if word not in known:
-            hint = did_you_mean(word, known)
-            raise ConfigError(f"{where}: no {what} {word!r}.{hint} Use {', '.join(known)}")
-    return words
-
-
 def _activations(spec: Any, where: str) -> tuple[ActivationPlan, ...]:
     if spec in (None, False):
         return ()
@@ -253,20 +217,20 @@ def _activations(spec: Any, where: str) -> tuple[ActivationPlan, ...]:
 def _activation(spec: Any, where: str) -> ActivationPlan:
     if not isinstance(spec, Mapping):
         raise ConfigError(f"{where} must be a mapping with sites and a schedule, not {spec!r}")
-    when, options = _split(spec, ("probe", "sites", "layers", "positions"), where)
+    when, options = readers.split(spec, ("probe", "sites", "layers", "positions"), where)
     if "sites" not in options:
         raise ConfigError(f"{where} needs sites, for example sites: [resid.post]")
     layers, positions = options.get("layers"), options.get("positions", "last")
     if positions not in ("last", "all"):
-        positions = _integers(positions, f"{where}.positions")
+        positions = readers.integers(positions, f"{where}.positions")
     probe = options.get("probe")
     if probe is not None and not isinstance(probe, str):
         raise ConfigError(f"{where}.probe must be the name of a probe, not {probe!r}")
     return ActivationPlan(
-        _ends(schedule.parse(when, where)),
-        _strings(options["sites"], f"{where}.sites"),
+        readers.ends(schedule.parse(when, where)),
+        readers.strings(options["sites"], f"{where}.sites"),
         probe,
-        None if layers is None else _integers(layers, f"{where}.layers"),
+        None if layers is None else readers.integers(layers, f"{where}.layers"),
         positions,
     )
 
@@ -286,56 +250,7 @@ def _stats(spec: Any, where: str) -> dict[str, TensorPlan]:
     return {table: _tensors(item, f"{where}.{table}") for table, item in spec.items()}
 
 
-def _probes(spec: Any, where: str) -> dict[str, dict[str, int]]:
-    if not isinstance(spec, Mapping):
-        raise ConfigError(f"{where} must map probes to their settings, not {spec!r}")
-    known = ("n_sequences", "seq_len", "seed")
-    settings: dict[str, dict[str, int]] = {}
-    for name, options in spec.items():
-        if not isinstance(options, (Mapping, type(None))):
-            raise ConfigError(f"{where}.{name} must be a mapping, not {options!r}")
-        for key in options or {}:
-            if key not in known:
-                raise ConfigError(
-                    f"unknown config key '{where}.{name}.{key}'.{did_you_mean(key, known)}"
-                )
-        settings[str(name)] = {
-            key: _count(value, f"{where}.{name}.{key}", 0 if key == "seed" else 1)
-            for key, value in (options or {}).items()
-        }
-    return settings
-
-
-def _flag(spec: Any, where: str) -> bool:
-    if not isinstance(spec, bool):
-        raise ConfigError(f"{where} must be true or false, not {spec!r}")
-    return spec
-
-
 def _frozen(spec: Any, where: str) -> str:
     if spec not in ("once", "always"):
         raise ConfigError(f"{where} must be once or always, not {spec!r}")
     return str(spec)
-
-
-def _count(spec: Any, where: str, least: int = 1) -> int:
-    if not isinstance(spec, int) or isinstance(spec, bool) or spec < least:
-        raise ConfigError(f"{where} must be a whole number of at least {least}, not {spec!r}")
-    return spec
-
-
-def _strings(spec: Any, where: str) -> tuple[str, ...]:
-    items = [spec] if isinstance(spec, str) else spec
-    if not isinstance(items, Sequence) or not all(isinstance(item, str) for item in items):
-        raise ConfigError(f"{where} must be a list of words, not {spec!r}")
-    return tuple(items)
-
-
-def _integers(spec: Any, where: str) -> tuple[int, ...]:
-    items = [spec] if isinstance(spec, int) else spec
-    whole = isinstance(items, Sequence) and all(
-        isinstance(item, int) and not isinstance(item, bool) for item in items
-    )
-    if not whole:
-        raise ConfigError(f"{where} must be a list of whole numbers, not {spec!r}")
-    return tuple(items)

@@ -36,6 +36,8 @@ class Probe:
     tokens: npt.NDArray[np.int64]
     dataset: str
     sequence_ids: Sequence[int]
+    counted: npt.NDArray[np.bool_] | None = None
+    """`(n_sequences, n_tokens)`: whether a token's target counts in a loss; None: all do."""
 
     @property
     def input_hash(self) -> str:

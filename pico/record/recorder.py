@@ -15,7 +15,6 @@ taken and written by a background thread; commits happen in the order of the ste
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -26,14 +25,15 @@ from torch import nn
 
 from pico.errors import RecordError
 from pico.lake.commit import Transaction
-from pico.lake.table import write_tensors
+from pico.lake.table import write_rows, write_tensors
 from pico.record import plan as plans
 from pico.record import probes as probe_store
-from pico.record import rng, rows, runs
+from pico.record import rows, runs
 from pico.record.capture import Capture
 from pico.record.measure import Measurer, Taken
 from pico.record.probes import Probe
 from pico.record.rows import BatchNotes, RowBuffer
+from pico.record.scorer import Scorer
 from pico.record.writer import QUEUE_BYTES, BackgroundWriter
 
 
@@ -89,6 +89,7 @@ class Recorder:
         self._tokens_per_step = (info or {}).get("tokens_per_step")
         self._measurer, is_resumed = Measurer(), resume_from is not None
         self._capture = Capture(self._plan, model, optimizer, probes, is_resumed, self._measurer)
+        self._scorer = Scorer(self._plan, model, probes)
         self._rows, self._of_tensors = RowBuffer(run), RowBuffer(run)
         self._notes = BatchNotes()
         self._checkpoint_at = self._resumed_at = resume_from
@@ -278,25 +279,32 @@ class Recorder:
             return False
         is_last = is_last or step == self._max_steps
         whole = unplanned or self._plan.checkpoints.wants(step, is_last)
-        has_tensors = self._put(self._capture.state(step, is_last, whole))
+        has_any = self._put(self._capture.state(step, is_last, whole))
+        has_any = self._put_scores(is_last) or has_any
         if whole and self._checkpoint_at != step:
             self._checkpoint_at = step
-            self._rows.add("checkpoints", step, [self._checkpoint_row(not unplanned)])
-        elif not has_tensors:
+            tokens = None if self._tokens_per_step is None else self._tokens_per_step * step
+            row = runs.checkpoint_row(
+                tokens, not unplanned, self._scheduler, self._optimizer is not None
+            )
+            self._rows.add("checkpoints", step, [row])
+        elif not has_any:
             return False
         self._commit()
         return True
 
-    def _checkpoint_row(self, planned: bool) -> dict[str, Any]:
-        state = None if self._scheduler is None else self._scheduler.state_dict()
-        per_step = self._tokens_per_step
-        return {
-            "tokens": None if per_step is None else per_step * self.step_number,
-            "planned": planned,
-            "scheduler": None if state is None else json.dumps(state, default=str),
-            "complete": self._optimizer is not None,
-            **rng.capture(),
-        }
+    def _put_scores(self, is_last: bool) -> bool:
+        """Queue what is due of the scores of probes; says whether anything is."""
+        step = self.step_number
+        tokens, heads = self._scorer.take(self.run, step, is_last)
+
+        def job(transaction: Transaction) -> None:
+            write_rows(transaction, "token_scores", {"run": self.run}, tokens)
+            self._of_tensors.add("metrics", step, heads)
+
+        if tokens or heads:
+            self._writer.put(job, sum(rows.nbytes for rows in tokens))
+        return bool(tokens or heads)
 
     def _keep(self, notes: BatchNotes) -> None:
         """Keep the rows of the batch that `notes` tells of for the next commit."""

@@ -26,7 +26,7 @@ from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.models import architecture
 from pico.models.architecture import ParameterInfo
-from pico.record import withdraw
+from pico.record import rng, withdraw
 from pico.record.rows import Rows
 
 _DISTRIBUTIONS = ("pico-lake", "torch", "lightning", "numpy", "pyarrow", "tokenizers")
@@ -90,6 +90,27 @@ def storage_of(lake: Any, storage_options: Mapping[str, Any] | None) -> Storage:
     if not isinstance(storage, Storage):
         raise RecordError(f"a lake is a URL or a pico.Lake, not {type(lake).__name__}")
     return storage
+
+
+def checkpoint_row(
+    tokens: int | None, planned: bool, scheduler: Any, complete: bool
+) -> dict[str, Any]:
+    """Return a row of `checkpoints` with the generators as they are now.
+
+    Args:
+        tokens: seen so far.
+        planned: whether the schedule asked for it.
+        scheduler: of the learning rate; its `state_dict` is kept.
+        complete: whether the optimizer's state is there too.
+    """
+    state = None if scheduler is None else scheduler.state_dict()
+    return {
+        "tokens": tokens,
+        "planned": planned,
+        "scheduler": None if state is None else json.dumps(state, default=str),
+        "complete": complete,
+        **rng.capture(),
+    }
 
 
 def describe(

@@ -11,7 +11,8 @@ from pico.data.loader import SequenceReader
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.record import probes
-from pico.record.plan import PROBES, RecordPlan
+from pico.record.plan import RecordPlan
+from pico.record.probeplan import PROBES, ProbePlan
 from pico.record.probes import Probe
 
 
@@ -20,7 +21,7 @@ def built_in(storage: Storage, plan: RecordPlan, config: RunConfig, corpus: Corp
     names = {item.probe for item in plan.activations if item.probe} | set(plan.probes)
     made = []
     for name in sorted(names & set(PROBES)):
-        settings = dict(plan.probes.get(name, {}))
+        settings = plan.probes.get(name, ProbePlan()).sizes
         n = settings.get("n_sequences", 8)
         seq_len = min(settings.get("seq_len", config.data.seq_len), config.data.seq_len)
         if name == "repeat":

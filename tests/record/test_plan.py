@@ -15,6 +15,7 @@ from pico import resources
 from pico.errors import ConfigError
 from pico.record import plan
 from pico.record.plan import parse
+from pico.record.probeplan import ProbePlan
 
 
 def test_nothing_asked_is_nearly_nothing_recorded() -> None:
@@ -40,7 +41,10 @@ def test_the_example_of_the_documentation_parses() -> None:
     assert parsed.activations[0].positions == "last"
     assert parsed.activations[1].positions == "all"
     assert parsed.pairs
-    assert parsed.probes == {"text": {"n_sequences": 16}, "repeat": {"n_sequences": 8}}
+    text, repeat = parsed.probes["text"], parsed.probes["repeat"]
+    assert (text.sizes, text.scores) == ({"n_sequences": 16}, ("token_scores",))
+    assert text.layer_scores and not repeat.layer_scores
+    assert repeat.scores == ("token_scores", "attention") and repeat.schedule.wants(50)
     assert parsed.tensor_stats.keys() == {"weights", "gradients"}
     first, second = parsed.metrics
     assert (first.names, first.wants.names) == (("per", "gini"), ("*.o_proj.*",))
@@ -164,6 +168,18 @@ def test_one_activation_needs_no_list() -> None:
             {"probes": {"text": {"n_sequences": -1}}},
             "record.probes.text.n_sequences must be a whole number of at least 1, not -1",
         ),
+        (
+            {"probes": {"text": {"every": 5}}},
+            "record.probes.text.every is about scores; say which: record: [token_scores, attent",
+        ),
+        (
+            {"probes": {"text": {"record": ["token_score"]}}},
+            "record.probes.text.record: no score 'token_score'. Did you mean 'token_scores'",
+        ),
+        (
+            {"probes": {"text": {"record": ["attention"], "layer_scores": 1}}},
+            "record.probes.text.layer_scores must be true or false, not 1",
+        ),
         ({"probes": {"text": 5}}, "record.probes.text must be a mapping, not 5"),
         (
             {"metrics": ["ginni"]},
@@ -251,4 +267,12 @@ def test_whatever_yaml_says_is_a_plan_or_a_config_error(record: dict[Any, Any]) 
 
 
 def test_seed_0_is_a_seed() -> None:
-    assert parse({"probes": {"repeat": {"seed": 0}}}).probes == {"repeat": {"seed": 0}}
+    assert parse({"probes": {"repeat": {"seed": 0}}}).probes == {"repeat": ProbePlan({"seed": 0})}
+
+
+def test_scores_have_a_schedule_of_their_own() -> None:
+    plan = parse({"probes": {"mine": {"record": "token_scores"}}}).probes["mine"]
+    assert [step for step in range(301) if plan.schedule.wants(step)] == [0, 100, 200, 300]
+    assert plan.schedule.wants(7, True)
+    plan = parse({"probes": {"text": {"record": "attention", "schedule": [3]}}}).probes["text"]
+    assert [step for step in range(9) if plan.schedule.wants(step)] == [3]
