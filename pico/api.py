@@ -14,6 +14,7 @@ from pico import cluster
 from pico import config as configs
 from pico.config import RunConfig
 from pico.errors import MissingExtraError, RecordError
+from pico.evaluate.facade import Evaluations
 from pico.importers.facade import Importers
 from pico.lake import overview
 from pico.lake.snapshot import Snapshot
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pico.train.trainer import Outcome, Progress
 
 
-class Lake(Frames, Upkeep, Importers):
+class Lake(Frames, Upkeep, Importers, Evaluations):
     """One lake: its runs, its tables, and what can be asked of them."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -236,22 +237,6 @@ class Lake(Frames, Upkeep, Importers):
             raise MissingExtraError(str(error.name), "train") from None
         return Trainer(self.storage, run, resolved, on_step, on_data).fit(resume)
 
-    def load_model(
-        self, run: str, step: int | None = None, model: nn.Module | None = None
-    ) -> nn.Module:
-        """Return a model with the weights of a run at a step (by default the last stored).
-
-        Raises:
-            RunNameError: if the lake has no such run.
-            RecordError: if the step has no weights.
-            MissingExtraError: without the extra `train`.
-        """
-        try:
-            from pico.evaluate import load
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(str(error.name), "train") from None
-        return load.load_model(self.snapshot(), run, step, model)
-
 
 def connect(
     lake: str | Lake,
@@ -271,10 +256,14 @@ def connect(
 
 
 def load_model(
-    lake: str | Lake, run: str, step: int | None = None, model: nn.Module | None = None
+    lake: str | Lake,
+    run: str,
+    step: int | None = None,
+    model: nn.Module | None = None,
+    as_: Literal["pico", "hf"] = "pico",
 ) -> nn.Module:
     """Return a model with the weights of a run at a step; see `Lake.load_model`."""
-    return _lake(lake, None).load_model(run, step, model)
+    return _lake(lake, None).load_model(run, step, model, as_)
 
 
 def _lake(lake: str | Lake, storage_options: Mapping[str, Any] | None) -> Lake:

@@ -17,7 +17,7 @@ from pico.cli import asking
 from pico.cli import computing
 
 # isort: split
-from pico.cli import importing
+from pico.cli import importing, probing
 
 # isort: split
 from pico.cli import upkeep
@@ -26,7 +26,17 @@ from pico.cli import upkeep
 from pico.cli.app import app
 from pico.errors import PicoError, one_line
 
-__all__ = ["app", "asking", "computing", "importing", "main", "run_command", "training", "upkeep"]
+__all__ = [
+    "app",
+    "asking",
+    "computing",
+    "importing",
+    "main",
+    "probing",
+    "run_command",
+    "training",
+    "upkeep",
+]
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ def pico_train(
 
     with counting_bar("checkpoints") as on_progress:
         done = Lake(lake).import_pico_train(
-            path, run, devices, _numbers(steps), dry_run, on_progress
+            path, run, devices, numbers(steps), dry_run, on_progress
         )
     if done.rows() or format != "table":
         write_rows(done.rows(), format, out)
@@ -84,7 +84,7 @@ def analyze(
     note(str(done))
 
 
-def _numbers(text: str | None) -> list[int] | None:
+def numbers(text: str | None) -> list[int] | None:
     """Return the steps of a list as `0,1000`."""
     if text is None:
         return None

@@ -103,7 +103,7 @@ def _stored_weights(snapshot: Snapshot, run: str) -> tuple[dict[int, dict[str, s
 def _missing(snapshot: Snapshot, run: str) -> Iterator[Finding]:
     """Yield planned checkpoints that the run has passed and that are not there."""
     config = _config(snapshot, run)
-    if config is None:
+    if config is None or not config.keys() & {"record", "max_steps"}:  # nothing was planned
         return
     try:
         plan = plans.parse({**_DEFAULT_CHECKPOINTS, **(config.get("record") or {})}).checkpoints

@@ -1,0 +1,176 @@
+"""The methods of `pico.Lake` that make live models of checkpoints; `Lake` inherits them.
+
+Each calls one function of this package, which needs torch, and so imports it when it is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pico.errors import MissingExtraError, RecordError
+from pico.lake.snapshot import Snapshot
+from pico.lake.storage import Storage
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pico.evaluate.probe import Probed
+
+SCORES = ("token_scores", "attention")
+
+
+class Evaluations:
+    """What can be asked of a checkpoint as a live model."""
+
+    storage: Storage
+
+    def load_model(
+        self,
+        run: str,
+        step: int | None = None,
+        model: nn.Module | None = None,
+        as_: Literal["pico", "hf"] = "pico",
+    ) -> nn.Module:
+        """Return a model with the weights of a run at a step.
+
+        Args:
+            run: name of the run.
+            step: by default the last stored.
+            model: a module of the right shape, for runs of a foreign training loop.
+            as_: `hf` gives a `transformers.LlamaForCausalLM` that computes the same logits, for
+                everything that takes Hugging Face's models.
+
+        Raises:
+            RunNameError: if the lake has no such run.
+            RecordError: if the step has no weights, or `hf` is asked for of another model.
+            MissingExtraError: without the extra `train`, or `hf` for `hf`.
+        """
+        if as_ not in ("pico", "hf"):
+            raise RecordError(f"a model comes as 'pico' or as 'hf', not {as_!r}")
+        found = _module("load").load_model(Snapshot.take(self.storage), run, step, model)
+        if as_ == "pico" or model is not None:
+            return found  # type: ignore[no-any-return]
+        from pico.models.hf import to_hf
+
+        return to_hf(found)  # type: ignore[no-any-return]
+
+    def probe(
+        self,
+        target: str | os.PathLike[str],
+        probes: str | Sequence[str] = "text",
+        record: str | Sequence[str] = "token_scores",
+        steps: str | int | Sequence[int] = "all",
+        *,
+        layer_scores: bool = False,
+        positions: Literal["last", "all"] = "all",
+        run: str | None = None,
+        step: int = 0,
+        seq_len: int | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> Probed:
+        """Score probes with stored checkpoints; what is there already is not computed again.
+
+        Args:
+            target: a run, or a folder of a model that transformers saved.
+            probes: `text`, `repeat`, a probe that the lake has, or a `.txt` or `.jsonl` file.
+            record: `token_scores`, `attention`, `activations:SITE` (several as `SITE+SITE`).
+            steps: of a run: `all`, `last`, numbers, ranges as `0:300`.
+            layer_scores: score tokens after each block too (logit lens).
+            positions: of activations.
+            run: of a folder: what its model is called in the lake; by default the folder's name.
+            step: of a folder: the step that its model stands for.
+            seq_len: tokens of a sequence, where the probe is made now.
+            on_progress: called with the steps done and to do.
+
+        Raises:
+            RunNameError: if the lake has no such run, and there is no such folder.
+            RecordError: for a step, a probe or a site that there is not.
+            DataError: for a file or a folder that cannot be read.
+            LeaseError: if another process probes the run.
+            MissingExtraError: without the extra `train`.
+        """
+        module, inputs, folder = (_module(name) for name in ("probe", "inputs", "folder"))
+        wants = module.Wants(**_wanted(record), layer_scores=layer_scores, positions=positions)
+        path = Path(os.fspath(target))
+        snapshot = Snapshot.take_or_empty(self.storage)
+        models = None
+        if os.fspath(target) in snapshot.runs() or not path.is_dir():
+            name = os.fspath(target)
+            snapshot.check_run(name)
+            given = steps if isinstance(steps, str) else ",".join(map(str, _listed(steps)))
+            chosen = module.choose_steps(_module("load").weight_steps(snapshot, name), given)
+        else:
+            name, model = run or _name_of(path), folder.load(path)
+            folder.describe(self.storage, name, model, path)
+            chosen, models = [step], lambda _, __: model
+        snapshot = Snapshot.take(self.storage)
+        row = _module("load").run_row(snapshot, name)
+        tokenizer = path / "tokenizer.json" if models is not None else None
+        asked = [inputs.find(snapshot, each, row, tokenizer, seq_len) for each in _listed(probes)]
+        return module.run(self.storage, name, chosen, asked, wants, models, on_progress)  # type: ignore[no-any-return]
+
+    def average(self, run: str, steps: Sequence[int], as_run: str) -> int:
+        """Write the mean of a run's checkpoints as a run of its own; returns its step.
+
+        Raises:
+            RecordError: for fewer than two steps, or a step without weights.
+            RunNameError: if the name is malformed or taken.
+            MissingExtraError: without the extra `train`.
+        """
+        made: int = _module("derive").average(self.storage, run, steps, as_run)
+        return made
+
+    def interpolate(self, a: tuple[str, int], b: tuple[str, int], t: float, as_run: str) -> int:
+        """Write the checkpoint `(1 - t) a + t b` as a run of its own; returns its step.
+
+        Args:
+            a: run and step where `t` is 0.
+            b: run and step where `t` is 1.
+            t: where between the two, or beyond.
+            as_run: name of the new run.
+
+        Raises:
+            RecordError: for a step without weights, or models of different shapes.
+            RunNameError: if the name is malformed or taken.
+            MissingExtraError: without the extra `train`.
+        """
+        made: int = _module("derive").interpolate(self.storage, a, b, t, as_run)
+        return made
+
+
+def _module(name: str) -> Any:
+    """Import a module that needs torch."""
+    try:
+        return importlib.import_module(f"pico.evaluate.{name}")
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("pico"):
+            raise
+        raise MissingExtraError(str(error.name), "train") from None
+
+
+def _listed(given: Any) -> list[Any]:
+    return [given] if isinstance(given, (str, int)) else list(given)
+
+
+def _wanted(record: str | Sequence[str]) -> dict[str, Any]:
+    """Return what `Wants` is told of a list as `token_scores,activations:z+resid.post`."""
+    words = [word.strip() for text in _listed(record) for word in text.split(",")]
+    sites: list[str] = []
+    for word in words:
+        kind, _, named = word.partition(":")
+        if kind == "activations" and named:
+            sites += named.split("+")
+        elif word not in SCORES:
+            raise RecordError(
+                f"record takes {', '.join(SCORES)} and activations:SITE+SITE, not {word!r}"
+            )
+    return {**{score: score in words for score in SCORES}, "sites": tuple(sites)}
+
+
+def _name_of(path: Path) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name).lstrip("-._0123456789") or "model"
