@@ -80,6 +80,8 @@ def _derive(
 ) -> int:
     snapshot = Snapshot.take(storage)
     run, step = points[-1]
+    for name, _ in points:
+        snapshot.check_run(name)
     row = dict(load.run_row(snapshot, run))
     parameters = snapshot.read("parameters", runs=[run])
     states = [load.state_dict(snapshot, *point) for point in points]

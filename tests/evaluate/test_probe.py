@@ -17,7 +17,6 @@ from pico.errors import DataError, LeaseError, PicoError, RecordError, RunNameEr
 from pico.evaluate import load, probe
 from pico.lake.commit import Stream
 from pico.lake.snapshot import Snapshot
-from pico.lake.storage import Storage
 from tests.stress import forks
 from tests.train import tiny
 
@@ -88,7 +87,7 @@ def test_what_is_there_is_not_computed_again(
     done = lake.probe("scored", "text", "token_scores,activations:z", [0, 1], layer_scores=True)
     assert (seen, done.steps, done.present) == ([0, 1], [], 2)
     done = lake.probe("scored", ["text", "repeat"], steps="0:2")
-    assert (done.steps, done.present) == ([1, 2], 1) or seen[2:] == [1]
+    assert (seen[2:], done.steps, done.present) == ([1], [1], 2)  # repeat at step 1
     keys = [row[:5] for row in tokens(lake, "scored")]
     assert len(set(keys)) == len(keys) > len(before)
 
@@ -228,8 +227,10 @@ def test_texts_are_tokenised_as_the_run_was(lake: pico.Lake, tmp_path: Path) -> 
         "SELECT detokenize(p.tokens, d.tokenizer) FROM probes p JOIN datasets d USING (dataset) "
         "WHERE probe = 'a-poem' ORDER BY sequence_id"
     ).fetchall()
-    assert [("Ka lo mira te.".startswith(a), b) for (a,), b in zip(texts[:1], [1], strict=True)]
-    assert "Sunver do peli or an qui.".startswith(texts[1][0])
+    whole = ("Ka lo mira te.", "Sunver do peli or an qui.")
+    assert len(texts) == 2
+    for (shown,), text in zip(texts, whole, strict=True):
+        assert len(shown) > 4 and text.startswith(shown)
 
 
 @pytest.mark.parametrize(
@@ -284,4 +285,3 @@ def test_steps_that_a_text_names() -> None:
         assert probe.choose_steps(known, text) == expected
     with pytest.raises(RecordError, match="no stored weights"):
         probe.choose_steps([], "all")
-    assert Storage  # what the fixtures are made of
