@@ -194,6 +194,7 @@ def _ray() -> Any:
 
 def _connect(ray: Any, address: str, workers: int | None) -> None:
     """Connect to a cluster, or start one here."""
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its own lines beside our one
     quiet = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
     try:
         if address != "auto":

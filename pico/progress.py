@@ -82,7 +82,8 @@ class TrainingBar:
 @contextmanager
 def counting_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar of things done and to do, and the time left; yields the function that moves it."""
-    started = told = time.monotonic()
+    told = time.monotonic()
+    first: tuple[float, int] | None = None
     is_terminal = sys.stderr.isatty()
     with Progress(
         TextColumn("{task.description}"),
@@ -95,13 +96,17 @@ def counting_bar(what: str) -> Iterator[Callable[[int, int], None]]:
         task = bar.add_task(what, total=None)
 
         def move(done: int, total: int) -> None:
-            nonlocal told
+            nonlocal told, first
             bar.update(task, completed=done, total=total)
             now = time.monotonic()
+            if first is None and done:
+                first = now, done  # what came before was preparation
             if not is_terminal and now - told >= _LINE_SECONDS:
                 told = now
-                left = (now - started) / done * (total - done) if done else 0.0
-                text = f"{what}: {done:,} of {total:,}, about {duration(left)} left"
+                text = f"{what}: {done:,} of {total:,}"
+                if first is not None and done > first[1]:
+                    left = (now - first[0]) / (done - first[1]) * (total - done)
+                    text += f", about {duration(left)} left"
                 print(text, file=sys.stderr, flush=True)
 
         yield move

@@ -120,7 +120,8 @@ class RunFolder:
         """Return the checkpoints to import: all, which must be without a gap, or some by step.
 
         Raises:
-            DataError: for a step that is not there, or a gap where all are wanted.
+            DataError: for a step that is not there, a gap where all are wanted, or a checkpoint
+                without weights where others have them.
         """
         present = {step.step: step for step in self.steps}
         if steps is not None:
@@ -136,6 +137,12 @@ class RunFolder:
         if lacking:
             raise DataError(
                 f"{self.path} has no checkpoint step_{lacking[0]}; it has {_listed(present)}: {how}"
+            )
+        without = [step for step in wanted if not present[step].weights]
+        if without and len(without) < len(self.steps) and any(s.weights for s in self.steps):
+            raise DataError(
+                f"{present[without[0]].path} has no model.safetensors, as other checkpoints have: "
+                "wait until it is written, or name the steps to import without it"
             )
         return [present[step] for step in wanted]
 

@@ -120,7 +120,7 @@ def _bytes(item: tuple[str, torch.Tensor]) -> bytes:
 def _reason(error: Exception) -> str:
     """Return what is wrong with a file, without torch's advice to read it all the same."""
     text = one_line(error)
-    if re.search(r"GLOBAL|Unsupported (class|global|operand)|blocked", text):
+    if re.search(r"GLOBAL|Unsupported (class|global)|blocked", text):
         return "it holds more than tensors and plain values, which pico does not unpickle"
     if isinstance(error, PicoError):
         return text

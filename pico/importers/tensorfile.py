@@ -62,6 +62,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, codec.Tensor]:
                 data: Any = b""
             else:
                 data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[start:]
+    except DataError:
+        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"cannot read {path}: {reason}") from None

@@ -159,8 +159,8 @@ def acquire(storage: Storage, stream: str) -> Lease:
         and not _is_silent(storage, stream, previous)
     ):
         raise LeaseError(
-            f"{_spoken(stream)} is held by {previous.describe()}; stop it, or wait "
-            f"{previous.time_to_live:.0f} s after its last sign of life"
+            f"{_spoken(stream)} is held by {previous.describe()}; wait until it is done, "
+            f"or, if it died, {previous.time_to_live:.0f} s after its last sign of life"
         )
     epoch = epochs[-1] + 1 if epochs else 1
     holder_id = uuid.uuid4().hex

@@ -453,6 +453,18 @@ def test_a_folder_that_is_no_run_is_refused(
     assert "\n" not in str(caught.value) and not (tmp_path / "lake").exists()
 
 
+def test_a_checkpoint_that_lacks_its_weights_is_refused(
+    copy: Path, made: Writer, tmp_path: Path
+) -> None:
+    """It may be one that is being written; nothing of the run is imported by halves."""
+    missing = sorted(copy.glob("checkpoints/step_*/model.safetensors"))[1]
+    missing.unlink()
+    lake = Lake(str(tmp_path / "lake"))
+    with pytest.raises(DataError, match=r"has no model.safetensors, as other checkpoints have"):
+        lake.import_pico_train(copy, devices=1)
+    assert not (tmp_path / "lake").exists()
+
+
 def test_weights_that_were_only_captured(copy: Path, made: Writer, tmp_path: Path) -> None:
     for file in copy.rglob("model.safetensors"):
         file.unlink()

@@ -32,7 +32,8 @@ def test_a_second_writer_learns_who_holds_the_stream(storage):
     with (
         Stream(storage, "train.r"),
         pytest.raises(
-            LeaseError, match=r"training of run 'r' is held by process \d+ on .+; stop it, or wait"
+            LeaseError,
+            match=r"training of run 'r' is held by process \d+ on .+; wait until it is done",
         ),
     ):
         Stream(storage, "train.r")
