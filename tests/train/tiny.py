@@ -170,9 +170,11 @@ def two_runs(folder: Path, lake: str | None = None) -> str:
         "checkpoints": {"every": 3},
         "weights": True,
         "gradients": True,
-        "activations": [{"probe": "text", "schedule": True, "sites": ["resid.post", "attn.out"],
+        "activations": [{"probe": "text", "schedule": True, "sites": ["resid.post", "attn.out", "mlp.hidden"],
                          "positions": "all"}],
-        "probes": {"text": {"n_sequences": 4}},
+        "probes": {"text": {"n_sequences": 4, "every": 3, "record": ["token_scores"]},
+                   "repeat": {"n_sequences": 2, "every": 3,
+                              "record": ["token_scores", "attention"]}},
     }  # fmt: skip
     source = write_text(folder / "text.txt")
     for run, seed in (("first", 3), ("second", 4)):
