@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch import nn
 
+    from pico.train.forecast import Forecast
     from pico.train.trainer import Outcome, Progress
 
 
@@ -204,6 +205,27 @@ class Lake(Frames, Upkeep, Importers, Evaluations):
             raise RecordError(f"run {run!r} recorded no batch of one data set at step {step}")
         reader = SequenceReader(snapshot, datasets.pop())
         return reader.rows(rows["sequence_id"].to_pylist())
+
+    @staticmethod
+    def plan(
+        config: str | Mapping[str, Any] | RunConfig, overrides: Iterable[str] = ()
+    ) -> Forecast:
+        """Return what training by a config will write, and the memory it takes; trains nothing.
+
+        Args:
+            config: a YAML file, a shipped name, a mapping or a resolved config.
+            overrides: `key=value` with dotted keys.
+
+        Raises:
+            ConfigError: with every problem of the config.
+            MissingExtraError: without the extra `train`.
+        """
+        resolved = config if isinstance(config, RunConfig) else configs.load(config, overrides)
+        try:
+            from pico.train import forecast
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(str(error.name), "train") from None
+        return forecast.forecast(resolved)
 
     def train(
         self,

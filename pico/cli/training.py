@@ -1,4 +1,4 @@
-"""Commands that train: `pico demo`, `pico train`."""
+"""Commands that train: `pico demo`, `pico train`, `pico plan`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer.exceptions import Exit
 
-from pico.cli.app import LakeOption, app, note
+from pico.cli.app import FormatOption, LakeOption, OutOption, app, note, write_rows
 from pico.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,6 +75,26 @@ def train(
     )
     if outcome.interrupted:
         raise Exit(130)
+
+
+@app.command(
+    epilog="Examples:  pico plan nano  |  pico plan pico-small max_steps=10000 "
+    "record.weights=pythia  |  pico plan my.yaml --format json",
+)
+def plan(
+    config: Annotated[str, typer.Argument(help="A YAML file, or a shipped config's name.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Dotted keys.")
+    ] = None,
+    format: FormatOption = "table",
+    out: OutOption = None,
+) -> None:
+    """Say what a run will write and how much memory it takes, before training it."""
+    from pico import Lake
+
+    found = Lake.plan(config, overrides or ())
+    write_rows(found.rows(), format, out)
+    note(str(found))
 
 
 def _resume(text: str) -> Literal["auto", "never"] | int:
