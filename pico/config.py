@@ -22,6 +22,9 @@ import yaml
 from pico import conversion, resources
 from pico.errors import ConfigError, did_you_mean
 
+INDUCTION = "induction"
+"""The source of synthetic sequences."""
+
 
 def _within(config: Any, section: str, **limits: tuple[float, float]) -> None:
     """Refuse values of a config that lie outside their limits, None excepted."""
@@ -50,11 +53,26 @@ class SeedsConfig:
 
 
 @dataclass(frozen=True)
+class InductionConfig:
+    """The sequences of `data.source: induction` (see `pico.data.induction`)."""
+
+    n_sequences: int = 16384
+    """Sequences that training sees; held-out ones, a share of as many, come on top."""
+    seed: int = 0
+    """Decides the tokens, together with a sequence's number."""
+
+    def __post_init__(self) -> None:
+        """Refuse counts and seeds out of range."""
+        _within(self, "data.induction", n_sequences=(1, 2**31 - 1), seed=(0, 2**32 - 1))
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """Where the text comes from and how it becomes sequences of token ids."""
 
     source: str = "stdlib"
-    """`stdlib`, or the path of a text file, a folder of text files, or a `.jsonl` file."""
+    """`stdlib`, the path of a text file, a folder of text files or a `.jsonl` file; or
+    `induction`: random tokens repeated, of `vocab_size` kinds, with a loss on the repetitions."""
     name: str | None = None
     """Name of the data set in the lake; by default made from the source."""
     tokenizer: str | None = None
@@ -69,12 +87,22 @@ class DataConfig:
     """Stop reading the source after this many bytes of text; by default all of it."""
     workers: int = 0
     """Processes that prepare batches ahead; 0: the training process reads them itself."""
+    induction: InductionConfig = field(default_factory=InductionConfig)
+    """How many synthetic sequences, and their seed (ignored with other sources)."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes and shares out of range."""
-        _within(self, "data", seq_len=(1, 2**30), max_bytes=(1, math.inf))
-        _within(self, "data", vocab_size=(257, 2**31 - 1), heldout_fraction=(0.0, 0.99))
+        """Refuse sizes and shares out of range, and what the source has no use for."""
+        is_made = self.source == INDUCTION
+        sizes, least = ((3, 16384), 4) if is_made else ((257, 2**31 - 1), 1)
+        _within(self, "data", seq_len=(least, 2**30), max_bytes=(1, math.inf))
+        _within(self, "data", vocab_size=sizes, heldout_fraction=(0.0, 0.99))
         _within(self, "data", workers=(0, 1024))
+        for name in ("tokenizer", "max_bytes") if is_made else ():
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"data.{name} is {getattr(self, name)!r}, but the source induction reads no "
+                    "text; leave it out"
+                )
 
 
 @dataclass(frozen=True)

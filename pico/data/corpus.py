@@ -8,6 +8,7 @@ the same settings, is used again. The held-out documents become a data set of th
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,8 +19,8 @@ import pyarrow.compute as pc
 import xxhash
 
 from pico import schema
-from pico.config import DataConfig
-from pico.data import heldout, pack, sources, tokenize
+from pico.config import INDUCTION, DataConfig
+from pico.data import heldout, induction, pack, sources, tokenize, vocabulary
 from pico.data.tokenize import Tokenizer
 from pico.errors import DataError
 from pico.lake import waiting
@@ -62,8 +63,14 @@ def prepare(storage: Storage, config: DataConfig, notify: Notify | None = None) 
         RunNameError: if the name may not name a data set.
     """
     notify = notify or (lambda message, done, total: None)
-    notify("reading text", 0, None)
-    settings, threshold, remarks = _settings(config)
+    is_synthetic = config.source == INDUCTION
+    remarks: tuple[str, ...] = ()
+    if is_synthetic:
+        decisive = json.dumps(induction.decisive(config)).encode()
+        settings, threshold = xxhash.xxh3_128_hexdigest(decisive), 0
+    else:
+        notify("reading text", 0, None)
+        settings, threshold, remarks = _settings(config)
     is_given = config.name is not None
     name = config.name if config.name is not None else sources.default_name(config.source)
     base = check_name(name, "data set")
@@ -76,6 +83,8 @@ def prepare(storage: Storage, config: DataConfig, notify: Notify | None = None) 
             name_now, stored = _find(storage, base, settings, is_given)
             if stored is not None or name_now != name:
                 return stored
+            if is_synthetic:
+                return _make_synthetic(stream, name, config, settings, notify)
             made = _make(stream, name, config, settings, threshold, notify)
             return replace(made, remarks=remarks)
 
@@ -182,7 +191,35 @@ def _make(
                 raise DataError(
                     f"the held-out part is too small: {error}; or raise data.heldout_fraction"
                 ) from None
-        _write_vocabulary(transaction, tokenizer, counts)
+        vocabulary.write(transaction, tokenizer, counts)
+    except BaseException:
+        transaction.rollback()
+        raise
+    transaction.commit()
+    return Corpus(name, heldout_name, tokenizer, is_new=True)
+
+
+def _make_synthetic(
+    stream: Stream, name: str, config: DataConfig, settings: str, notify: Notify
+) -> Corpus:
+    """Draw and commit both parts; the held-out rows are the next ones of the same draws."""
+    tokenizer = Tokenizer.from_json(induction.tokenizer_json(config.vocab_size))
+    n = config.induction.n_sequences
+    n_heldout = math.ceil(n * config.heldout_fraction)
+    heldout_name = f"{name}.heldout" if n_heldout else None
+    extra = {
+        "settings": settings,
+        "heldout": heldout_name,
+        "tokenizer_json": tokenizer.to_json(),
+        induction.MASKED: True,
+    }
+    transaction = stream.begin()
+    try:
+        counts = _Part(transaction, name, config, tokenizer, notify).draw(range(n), extra)
+        if heldout_name is not None:
+            part = _Part(transaction, heldout_name, config, tokenizer, notify)
+            part.draw(range(n, n + n_heldout), extra)
+        vocabulary.write(transaction, tokenizer, counts)
     except BaseException:
         transaction.rollback()
         raise
@@ -225,17 +262,50 @@ class _Part:
             }
         )
         write_rows(self._transaction, "documents", partition, documents_table)
+        self._describe(packed.n_sequences, {**extra, "n_dropped_tokens": packed.n_dropped})
+        return packed.token_counts(self._tokenizer.vocab_size)
+
+    def draw(self, numbers: range, extra: dict[str, Any]) -> np.ndarray[Any, Any]:
+        """Write synthetic sequences and the `datasets` row; returns the count of each token."""
+        counts = np.zeros(self._tokenizer.vocab_size, dtype=np.int64)
+        partition = {"dataset": self._name}
+        write_rows(self._transaction, "sequences", partition, self._drawn(numbers, counts))
+        self._describe(len(numbers), extra)
+        return counts
+
+    def _drawn(self, numbers: range, counts: np.ndarray[Any, Any]) -> Iterator[pa.Table]:
+        sizes = self._config.vocab_size, self._config.seq_len
+        for first in range(0, len(numbers), _BATCH):
+            seed, some = self._config.induction.seed, numbers[first : first + _BATCH]
+            tokens, spans = zip(*(induction.sequence(seed, i, *sizes) for i in some), strict=True)
+            joined = np.concatenate(tokens)
+            self._digest.update(joined.tobytes())
+            counts += np.bincount(joined, minlength=len(counts))
+            nothing: list[list[int]] = [[]] * len(some)
+            rows = {
+                "dataset_id": [self._name] * len(some),
+                "sequence_id": np.arange(first, first + len(some)),
+                "tokens": self._lists(joined),
+                "doc_ids": nothing,
+                "doc_starts": nothing,
+                "origin": [INDUCTION] * len(some),
+                "extra": [induction.mask_of(span) for span in spans],
+            }
+            yield schema.table("sequences").batch(rows)
+            self._notify(f"drawing {self._name}", first + len(some), len(numbers))
+
+    def _describe(self, n_sequences: int, extra: dict[str, Any]) -> None:
         row = {
             "dataset_id": [self._name],
             "uri": [self._config.source],
-            "n_sequences": [packed.n_sequences],
+            "n_sequences": [n_sequences],
             "seq_len": [self._config.seq_len],
             "tokenizer": [self._tokenizer.name],
             "fingerprint": [self._digest.hexdigest()],
-            "extra": [json.dumps({**extra, "n_dropped_tokens": packed.n_dropped})],
+            "extra": [json.dumps(extra)],
         }
-        write_rows(self._transaction, "datasets", partition, schema.table("datasets").batch(row))
-        return packed.token_counts(self._tokenizer.vocab_size)
+        table = schema.table("datasets").batch(row)
+        write_rows(self._transaction, "datasets", {"dataset": self._name}, table)
 
     def _noted(self, documents: Iterable[sources.Document]) -> Iterator[str]:
         for document in documents:
@@ -256,40 +326,20 @@ class _Part:
             yield self._table(rows, first)
 
     def _table(self, rows: list[pack.Sequence], first: int) -> pa.Table:
-        spec = schema.table("sequences")
-        width = self._config.seq_len + 1
-        tokens = pa.array(np.concatenate([row.tokens for row in rows]))
-        offsets = pa.array(np.arange(len(rows) + 1, dtype=np.int32) * width)
-        kind = spec.arrow.field("tokens").type
-        return spec.batch(
+        return schema.table("sequences").batch(
             {
                 "dataset_id": [self._name] * len(rows),
                 "sequence_id": np.arange(first, first + len(rows)),
-                "tokens": pa.ListArray.from_arrays(offsets, tokens, type=kind),
+                "tokens": self._lists(np.concatenate([row.tokens for row in rows])),
                 "doc_ids": [row.doc_ids for row in rows],
                 "doc_starts": [row.doc_starts for row in rows],
                 "origin": [self._origins[row.doc_ids[0]][0] for row in rows],
             }
         )
 
-
-def _write_vocabulary(
-    transaction: Transaction, tokenizer: Tokenizer, counts: np.ndarray[Any, Any]
-) -> None:
-    """Write the tokenizer's tokens unless the lake has them."""
-    snapshot = Snapshot.take_or_empty(transaction.stream.storage)
-    stored = snapshot.read("vocab", ["tokenizer_id"])["tokenizer_id"].unique().to_pylist()
-    if tokenizer.name in stored:
-        return
-    pieces = tokenizer.token_bytes()
-    n = len(pieces)
-    rows = schema.table("vocab").batch(
-        {
-            "tokenizer_id": [tokenizer.name] * n,
-            "token_id": list(range(n)),
-            "bytes": pieces,
-            "text": [piece.decode("utf-8", errors="replace") for piece in pieces],
-            "count": counts.tolist(),
-        }
-    )
-    write_rows(transaction, "vocab", {"tokenizer": tokenizer.name}, rows)
+    def _lists(self, joined: np.ndarray[Any, Any]) -> pa.Array:
+        """Return token ids as a column of lists, a sequence each."""
+        width = self._config.seq_len + 1
+        offsets = pa.array(np.arange(len(joined) // width + 1, dtype=np.int32) * width)
+        kind = schema.table("sequences").arrow.field("tokens").type
+        return pa.ListArray.from_arrays(offsets, pa.array(joined), type=kind)

@@ -7,13 +7,15 @@ run, another micro-batch or another model sees the same rows at the same step.
 from __future__ import annotations
 
 import copy
+import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.compute as pc
 
-from pico.data import order
+from pico.data import induction, order
 from pico.errors import CorruptError, DataError
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot, partition
@@ -38,6 +40,11 @@ class SequenceReader:
         if not files:
             raise DataError(f"no data set {dataset!r} in {snapshot.storage.url}")
         self.dataset = dataset
+        described = snapshot.read(
+            "datasets", ["dataset_id", "extra"], filter=pc.field("dataset_id") == dataset
+        )
+        extras = [json.loads(extra or "{}") for extra in described["extra"].to_pylist()]
+        self._is_masked = any(induction.MASKED in extra for extra in extras)
         self._groups: list[tuple[Entry, int]] = []
         starts = [(first, n, entry, g) for entry in files for g, first, n in self._layout(entry)]
         starts.sort(key=lambda item: item[0])
@@ -49,12 +56,14 @@ class SequenceReader:
             bounds.append(first + n_rows)
         self._bounds = np.array(bounds)
         self._cache: OrderedDict[int, npt.NDArray[np.int32]] = OrderedDict()
+        self._masks: dict[int, npt.NDArray[np.bool_]] = {}
         self._cached_bytes, self._cache_bytes = 0, cache_bytes
 
     def with_cache(self, cache_bytes: int) -> SequenceReader:
         """Return a reader of the same rows with a cache of its own, still empty."""
         twin = copy.copy(self)
         twin._cache, twin._cached_bytes, twin._cache_bytes = OrderedDict(), 0, cache_bytes
+        twin._masks = {}
         return twin
 
     @property
@@ -68,20 +77,42 @@ class SequenceReader:
         Raises:
             DataError: for an id that the data set does not have.
         """
+        ids = self._checked(sequence_ids)
+        if not ids.size:
+            return self._group(0)[:0].astype(np.int64)
+        picked = [self._group(group)[row] for group, row in self._places(ids)]
+        return np.stack(picked).astype(np.int64)
+
+    def counted(self, sequence_ids: Sequence[int]) -> npt.NDArray[np.bool_] | None:
+        """Return which targets count in a loss, `(len(sequence_ids), seq_len)`; None: all do.
+
+        Target t is token t + 1. The spans of a sequence stand in `sequences.extra`, which is read
+        only where the data set's own `extra` says so.
+
+        Raises:
+            DataError: for an id that the data set does not have.
+        """
+        ids = self._checked(sequence_ids)
+        if not self._is_masked:
+            return None
+        if not ids.size:
+            return self._mask(0)[:0]
+        return np.stack([self._mask(group)[row] for group, row in self._places(ids)])
+
+    def _checked(self, sequence_ids: Sequence[int]) -> npt.NDArray[np.int64]:
         ids = np.asarray(sequence_ids, dtype=np.int64)
         if ids.size and (ids.min() < 0 or ids.max() >= self.n_sequences):
             raise DataError(
                 f"data set {self.dataset!r} has sequences 0 to {self.n_sequences - 1}, "
                 f"not {int(ids.max() if ids.min() >= 0 else ids.min())}"
             )
-        if not ids.size:
-            return self._group(0)[:0].astype(np.int64)
+        return ids
+
+    def _places(self, ids: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+        """Yield the row group of each sequence and its place there."""
         groups = np.searchsorted(self._bounds, ids, side="right") - 1
-        picked = [
-            self._group(int(group))[int(i - self._bounds[group])]
-            for i, group in zip(ids, groups, strict=True)
-        ]
-        return np.stack(picked).astype(np.int64)
+        for i, group in zip(ids, groups, strict=True):
+            yield int(group), int(i - self._bounds[group])
 
     def _layout(self, entry: Entry) -> list[tuple[int, int, int]]:
         """Return (row group, first sequence id, rows) of a file, from its footer."""
@@ -104,7 +135,8 @@ class SequenceReader:
             self._cache.move_to_end(index)
             return self._cache[index]
         entry, group = self._groups[index]
-        table = open_file(self._storage, entry).read_row_group(group, ["tokens"])
+        columns = ["tokens", "extra"] if self._is_masked else ["tokens"]
+        table = open_file(self._storage, entry).read_row_group(group, columns)
         column = table["tokens"].combine_chunks()
         flat = column.flatten().to_numpy(zero_copy_only=False)
         if flat.size % len(column):
@@ -112,10 +144,19 @@ class SequenceReader:
         rows: npt.NDArray[np.int32] = flat.reshape(len(column), -1).copy()
         self._cache[index] = rows
         self._cached_bytes += rows.nbytes
+        if self._is_masked:  # dropped together with the tokens, a quarter of their size
+            extras = table["extra"].to_pylist()
+            masks = [induction.spans_of(each, rows.shape[1] - 1) for each in extras]
+            self._masks[index] = np.stack(masks)
         while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
-            _, dropped = self._cache.popitem(last=False)
+            oldest, dropped = self._cache.popitem(last=False)
             self._cached_bytes -= dropped.nbytes
+            self._masks.pop(oldest, None)
         return rows
+
+    def _mask(self, index: int) -> npt.NDArray[np.bool_]:
+        self._group(index)
+        return self._masks[index]
 
 
 class Loader:
@@ -132,6 +173,10 @@ class Loader:
             self._order, self._seed, step, self._batch_size, self._reader.n_sequences
         )
         return ids, self._reader.rows(ids)
+
+    def counted(self, sequence_ids: Sequence[int]) -> npt.NDArray[np.bool_] | None:
+        """Return which targets of sequences count; see `SequenceReader.counted`."""
+        return self._reader.counted(sequence_ids)
 
     def shared_by(self, n_readers: int) -> Loader:
         """Return a loader to be copied to that many processes; they share the cache's size."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow.compute as pc
 
 from pico.data import corpus, tokenize
@@ -108,9 +109,7 @@ def _sizes(row: Mapping[str, Any], name: str, seq_len: int | None) -> tuple[int,
 
 def _text(snapshot: Snapshot, row: Mapping[str, Any], dataset: str, seq_len: int | None) -> Probe:
     heldout = f"{dataset}.heldout"
-    if not any(
-        e.path.startswith(f"sequences/dataset={heldout}/") for e in snapshot.files("sequences")
-    ):
+    if not _has_sequences(snapshot, heldout):
         raise RecordError(
             f"run {row['run_id']!r} has no held-out text in this lake for the probe text; "
             "name a .txt file instead"
@@ -118,7 +117,21 @@ def _text(snapshot: Snapshot, row: Mapping[str, Any], dataset: str, seq_len: int
     reader = SequenceReader(snapshot, heldout)
     n = _settings(row, "text").get("n_sequences", N_SEQUENCES)
     ids = list(range(min(n, reader.n_sequences)))
-    return probes.make("text", reader.rows(ids)[:, : _length(row, "text", seq_len)], heldout, ids)
+    made = probes.make("text", reader.rows(ids)[:, : _length(row, "text", seq_len)], heldout, ids)
+    return probes.masked(made, reader.counted(ids))
+
+
+def _has_sequences(snapshot: Snapshot, dataset: str) -> bool:
+    start = f"sequences/dataset={dataset}/"
+    return any(e.path.startswith(start) for e in snapshot.files("sequences"))
+
+
+def _counted(snapshot: Snapshot, dataset: str, ids: Sequence[int]) -> npt.NDArray[np.bool_] | None:
+    """Return which targets of a stored probe of held-out rows count, None where all do."""
+    if not dataset.endswith(".heldout") or not _has_sequences(snapshot, dataset):
+        return None
+    reader = SequenceReader(snapshot, dataset)
+    return reader.counted(ids) if max(ids) < reader.n_sequences else None
 
 
 def _stored(snapshot: Snapshot, dataset: str, name: str) -> Probe | None:
@@ -128,9 +141,9 @@ def _stored(snapshot: Snapshot, dataset: str, name: str) -> Probe | None:
             "probes", filter=(pc.field("dataset_id") == of) & (pc.field("probe") == name)
         ).sort_by("sequence_id")
         if rows.num_rows:
-            return probes.make(
-                name, rows["tokens"].to_pylist(), of, rows["sequence_id"].to_pylist()
-            )
+            ids = rows["sequence_id"].to_pylist()
+            made = probes.make(name, rows["tokens"].to_pylist(), of, ids)
+            return probes.masked(made, _counted(snapshot, of, ids) if name == "text" else None)
     return None
 
 

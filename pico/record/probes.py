@@ -7,7 +7,7 @@ other training loops hand their own to `Recorder`. The token ids go into the `pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,13 @@ def make(name: str, tokens: npt.ArrayLike, dataset: str, ids: Sequence[int] | No
             f"not {array.dtype} of shape {list(array.shape)}"
         )
     return Probe(name, array.astype(np.int64), dataset, ids or list(range(array.shape[0])))
+
+
+def masked(probe: Probe, counted: npt.NDArray[np.bool_] | None) -> Probe:
+    """Return a probe of a data set's rows with what `SequenceReader.counted` says of them."""
+    if counted is None:
+        return probe
+    return replace(probe, counted=counted[:, : probe.tokens.shape[1]])
 
 
 def repeat(vocab_size: int, seq_len: int, n_sequences: int, seed: int, dataset: str) -> Probe:

@@ -31,5 +31,6 @@ def built_in(storage: Storage, plan: RecordPlan, config: RunConfig, corpus: Corp
             reader = SequenceReader(Snapshot.take(storage), corpus.heldout)
             ids = list(range(min(n, reader.n_sequences)))
             tokens = reader.rows(ids)[:, :seq_len]
-            made.append(probes.make("text", tokens, corpus.heldout, ids))
+            text = probes.make("text", tokens, corpus.heldout, ids)
+            made.append(probes.masked(text, reader.counted(ids)))
     return made

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from pico.lake.names import check_name
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.models import initialisation
+from pico.models.loss import IGNORED
 from pico.record import plan, withdraw
 from pico.record.recorder import Recorder
 from pico.train import batches, checkpoint, device, optim, probing
@@ -44,6 +45,7 @@ from pico.train.checkpoint import Resume
 
 CHECKPOINT_EVERY = 1000
 """Steps between checkpoints where the `record` section does not say."""
+Rows: TypeAlias = np.ndarray[Any, Any]
 METRICS_SHARE = 0.2
 """Share of the time beyond which it is told what the metrics of `record` took."""
 
@@ -191,7 +193,7 @@ class Trainer:
         snapshot = Snapshot.take(self._storage)
         training = SequenceReader(snapshot, self._corpus.dataset)
         self._loader = Loader(training, order.SHUFFLED, config.seeds.data, config.batch.size)
-        self._heldout = self._heldout_rows(snapshot)
+        self._heldout, self._heldout_counted = self._heldout_rows(snapshot)
         self._model = models.build(
             config.model, self._corpus.tokenizer.vocab_size, config.seeds.init
         )
@@ -202,12 +204,12 @@ class Trainer:
         )
         self._fabric.seed_everything(config.seeds.dropout, verbose=False)
 
-    def _heldout_rows(self, snapshot: Snapshot) -> np.ndarray[Any, Any] | None:
+    def _heldout_rows(self, snapshot: Snapshot) -> tuple[Rows | None, Rows | None]:
         if self._corpus.heldout is None:
-            return None
+            return None, None
         reader = SequenceReader(snapshot, self._corpus.heldout)
-        n = min(self._config.evaluate.n_sequences, reader.n_sequences)
-        return reader.rows(list(range(n)))
+        ids = list(range(min(self._config.evaluate.n_sequences, reader.n_sequences)))
+        return reader.rows(ids), reader.counted(ids)
 
     def _recorder(self, start: int | None) -> Recorder:
         config, made = self._config, self._corpus
@@ -263,17 +265,20 @@ class Trainer:
             Progress(recorder.step_number, config.max_steps, mean_loss, heldout, tokens / seconds)
         )
 
-    def _accumulate(self, recorder: Recorder, ids: list[int], rows: np.ndarray[Any, Any]) -> float:
+    def _accumulate(self, recorder: Recorder, ids: list[int], rows: Rows) -> float:
         """Add up the averaged gradient over the micro-steps; returns the batch's mean loss."""
         size, n_micro = (
             self._config.batch.micro,
             self._config.batch.size // self._config.batch.micro,
         )
+        counted = self._loader.counted(ids)
         total = 0.0
         for micro_step in range(n_micro):
             part = slice(micro_step * size, (micro_step + 1) * size)
-            inputs, targets = self._split(rows[part])
+            inputs, targets = self._split(rows[part], None if counted is None else counted[part])
             loss, sequence_losses = self._loss(inputs, targets)
+            if counted is not None:  # a micro-batch weighs as much as it has targets that count
+                loss = loss * (n_micro * counted[part].sum() / counted.sum())
             self._fabric.backward(loss / n_micro)
             recorder.batch(ids[part], self._corpus.dataset, sequence_losses.tolist(), micro_step)
             total += loss.item()
@@ -288,9 +293,13 @@ class Trainer:
             torch.nn.utils.clip_grads_with_norm_(parameters, limit, norm)
         return float(norm)
 
-    def _split(self, rows: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:
+    def _split(self, rows: Rows, counted: Rows | None) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets; those that do not count become `IGNORED`."""
         tokens = self._fabric.to_device(torch.from_numpy(rows))
-        return tokens[:, :-1], tokens[:, 1:]
+        if counted is None:
+            return tokens[:, :-1], tokens[:, 1:]
+        targets = np.where(counted, rows[:, 1:], IGNORED)
+        return tokens[:, :-1], self._fabric.to_device(torch.from_numpy(targets))
 
     def _is_due(self, step: int) -> bool:
         every = self._config.evaluate.every
@@ -301,12 +310,16 @@ class Trainer:
         if self._heldout is None:
             return None
         self._loss.eval()
+        rows, counted = self._heldout, self._heldout_counted
         size, losses = self._config.batch.micro, []
         with torch.no_grad():
-            for start in range(0, len(self._heldout), size):
-                _, sequence_losses = self._loss(*self._split(self._heldout[start : start + size]))
+            for start in range(0, len(rows), size):
+                part = slice(start, start + size)
+                masks = None if counted is None else counted[part]
+                _, sequence_losses = self._loss(*self._split(rows[part], masks))
                 losses += sequence_losses.tolist()
-        self._heldout_loss = float(np.mean(losses))
+        weights = None if counted is None else counted.sum(axis=1)
+        self._heldout_loss = float(np.average(losses, weights=weights))
         recorder.log(heldout_loss=self._heldout_loss)
         return self._heldout_loss
 
