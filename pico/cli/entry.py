@@ -11,7 +11,7 @@ from typer.exceptions import Abort, Exit, TyperException
 from pico.cli import training  # commands stand in the help in the order of these imports
 
 # isort: split
-from pico.cli import asking
+from pico.cli import asking, picturing
 
 # isort: split
 from pico.cli import computing
@@ -32,6 +32,7 @@ __all__ = [
     "computing",
     "importing",
     "main",
+    "picturing",
     "probing",
     "run_command",
     "training",

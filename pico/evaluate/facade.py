@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import polars as pl
 
 from pico.errors import MissingExtraError, RecordError
 from pico.lake.snapshot import Snapshot
@@ -141,6 +143,63 @@ class Evaluations:
         """
         made: int = _module("derive").interpolate(self.storage, a, b, t, as_run)
         return made
+
+    def plot(
+        self,
+        path: str | os.PathLike[str],
+        query: str | None = None,
+        parameters: Mapping[str, Any] | None = None,
+        *,
+        sql: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Draw the answer of a query into a `.png`, `.svg` or `.html` file.
+
+        Args:
+            path: the file.
+            query: name of a shipped query.
+            parameters: of the query.
+            sql: SQL in place of a query.
+            options: `kind`, `x`, `y`, `color`, `value`, `title` of `pico.report.plots.figure`.
+
+        Raises:
+            QueryError: for a query that does not run, or an answer that cannot be drawn.
+            MissingExtraError: without the extra `plot`.
+        """
+        from pico.report import plots
+        from pico.sql import library, session, statements
+
+        connection = session.connect(Snapshot.take(self.storage))
+        if sql is not None:
+            relation = statements.query(connection, sql)
+        else:
+            texts = {k: str(v) for k, v in (parameters or {}).items() if v is not None}
+            relation = library.run(connection, library.get_query(query or ""), texts)
+        frame = pl.DataFrame(pl.from_arrow(statements.fetch(relation)))
+        title = options.pop("title", None) or (query or "").replace("_", " ")
+        plots.save(plots.figure(frame, title=title, **options), os.fspath(path), title)
+
+    def report(
+        self,
+        runs: str | Sequence[str],
+        path: str | os.PathLike[str] = "report.html",
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> list[str]:
+        """Write one page about runs, with everything inside; returns the titles of its sections.
+
+        Args:
+            runs: one to six.
+            path: the `.html` file.
+            on_progress: called with the sections done and to do.
+
+        Raises:
+            RunNameError: for a run that the lake does not have.
+            QueryError: for too many runs, or a place that cannot be written.
+            MissingExtraError: without the extra `plot`.
+        """
+        from pico.evaluate import story
+
+        return story.write(Snapshot.take(self.storage), _listed(runs), os.fspath(path), on_progress)
 
 
 def _module(name: str) -> Any:

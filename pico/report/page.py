@@ -29,6 +29,7 @@ nav { display: flex; flex-wrap: wrap; gap: .2rem .9rem; font-size: .9rem; margin
 a { color: var(--accent); text-decoration: none; } a:hover { text-decoration: underline; }
 figure { margin: .8rem 0 1.4rem; background: var(--card); border: 1px solid var(--line);
   border-radius: 8px; padding: .6rem; }
+section > figure { max-width: 46rem; }
 figure svg { display: block; width: 100%; height: auto; }
 figcaption { font-size: .88rem; padding: .4rem .2rem 0; color: #5a5f66; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr));
@@ -38,6 +39,7 @@ table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabu
   min-width: 50%; }
 th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; }
+th:first-child, td:first-child { overflow-wrap: normal; white-space: nowrap; }
 td.number { text-align: right; white-space: nowrap; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font: .85rem/1.45 ui-monospace, monospace;
   border-left: 3px solid var(--line); padding-left: .8rem; margin: .4rem 0 1rem; }
@@ -64,6 +66,8 @@ class Section:
     """What to look for."""
     pictures: list[Picture] = field(default_factory=list)
     table: Sequence[Mapping[str, Any]] = ()
+    more: Sequence[Mapping[str, Any]] = ()
+    """A table that is folded away."""
     texts: Sequence[tuple[str, str]] = ()
     """Heading and text of each sample."""
     note: str = ""
@@ -114,6 +118,9 @@ def _section(number: int, section: Section) -> str:
         parts.append(f'<div class="grid">{figures}</div>' if len(section.pictures) > 1 else figures)
     if section.table:
         parts.append(_table(section.table))
+    if section.more:
+        table = _table(section.more)
+        parts.append(f"<details><summary>{len(section.more)} more</summary>{table}</details>")
     for heading, text in section.texts:
         parts.append(f"<p><strong>{_text(heading)}</strong></p><pre>{_text(text)}</pre>")
     if section.note:
@@ -141,7 +148,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _cell(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return f"<td>{_text('' if value is None else str(value))}</td>"
+        return f"<td>{_text('' if value is None else str(value))}</td>"  # settings are text
     shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
     return f'<td class="number">{shown}</td>'
 

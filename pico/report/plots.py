@@ -187,17 +187,16 @@ def _tell_colors(
         last = {key: y for _, y, key, _ in ends}
         kept = sorted(colors, key=lambda k: -last.get(k, 0.0))[: 2 * _MAX_LABELS]
     handles = [Line2D([], [], color=colors[k], lw=2, label=_plain(k)) for k in kept]
-    legend = axes.legend(
+    drawn: Any = axes.get_figure()
+    legend = drawn.legend(
         handles=handles,
         title=_named(color),
-        loc="upper left",
-        bbox_to_anchor=(1.0, 1.0),
+        loc="outside right upper",
         frameon=False,
         fontsize=8,
         title_fontsize=8,
     )
     _no_math(legend)
-    axes.add_artist(legend)
 
 
 def _tell_styles(axes: Axes, styles: dict[str, str]) -> None:
@@ -261,6 +260,19 @@ def _scale(axes: Axes, values: Sequence[float]) -> None:
         least = min(v for v in values if v > 0)
         axes.set_xscale("symlog", linthresh=least, linscale=0.5)
         axes.set_xlim(left=0 if min(values) == 0 else least)
+    axes.xaxis.set_major_formatter(lambda value, _: _short(value))
+
+
+def _short(number: float) -> str:
+    """Write a number as axes do: 300, 1k, 2.5M.
+
+    >>> [_short(number) for number in (0.5, 300, 1000, 2_500_000, 3e9)]
+    ['0.5', '300', '1k', '2.5M', '3B']
+    """
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= size:
+            return f"{number / size:g}{letter}"
+    return f"{number:g}"
 
 
 def _colors(frame: pl.DataFrame, color: str | None) -> dict[Any, Any]:
@@ -314,4 +326,6 @@ def _named(column: str) -> str:
 def _plain(value: Any) -> str:
     if value is None:
         return "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) or (isinstance(value, int) and value >= 1000):
+        return _short(value)
+    return str(value)

@@ -1,0 +1,309 @@
+"""Gathers what a report shows: each section from a query of the lake, or why there is none.
+
+`Lake.report` calls `write`. The page itself, in `pico.report`, knows only dataframes and texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+
+from pico.errors import PicoError, QueryError
+from pico.lake.snapshot import Snapshot
+from pico.report import page, plots
+from pico.report.page import Picture, Section
+from pico.sql import library, session, statements
+
+_MAX_RUNS = 6
+_FIRST = {
+    *("family", "n_params", "n_layers", "d_model", "n_heads", "vocab_size", "seq_len"),
+    *("dataset", "max_steps", "optimizer.lr", "optimizer.schedule", "tokens_per_step"),
+}
+_MAX_CKA_STEPS = 24
+
+
+def write(
+    snapshot: Snapshot,
+    runs: Sequence[str],
+    path: str | Path,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[str]:
+    """Write a page about runs; returns the titles of its sections.
+
+    Args:
+        snapshot: of the lake.
+        runs: up to six.
+        path: of the `.html` file.
+        on_progress: called with the sections done and to do.
+
+    Raises:
+        RunNameError: for a run that the lake does not have.
+        QueryError: for no runs or too many, or a place that cannot be written.
+        MissingExtraError: without matplotlib.
+    """
+    if not 1 <= len(set(runs)) <= _MAX_RUNS:
+        raise QueryError(f"a report is about one to {_MAX_RUNS} runs, not {len(set(runs))}")
+    for run in runs:
+        snapshot.check_run(run)
+    if Path(path).suffix.lower() != ".html":
+        raise QueryError(f"a report is written as .html, not {Path(path).name!r}")
+    story = _Story(snapshot, list(dict.fromkeys(runs)))
+    sections = []
+    for number, tell in enumerate(story.parts):
+        if on_progress is not None:
+            on_progress(number, len(story.parts))
+        sections.append(tell())
+    named = ", ".join(story.runs)
+    text = page.render(f"How {named} learned", story.lead(), sections)
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise QueryError(f"cannot write {path}: {error.strerror}") from None
+    if on_progress is not None:
+        on_progress(len(story.parts), len(story.parts))
+    return [section.title for section in sections]
+
+
+class _Story:
+    """The sections of one report."""
+
+    def __init__(self, snapshot: Snapshot, runs: list[str]) -> None:
+        self.runs, self._snapshot = runs, snapshot
+        self._connection: duckdb.DuckDBPyConnection = session.connect(snapshot)
+        self.parts: list[Callable[[], Section]] = [
+            *(self.configs, self.losses, self.norms, self.ranks, self.sparsity, self.gradients),
+            *(self.frequencies, self.heads, self.similarity, self.samples, self.sizes),
+        ]
+
+    def lead(self) -> str:
+        """Say when and where the runs were made, in a sentence."""
+        rows = self._sql("SELECT run, n_params, dataset FROM runs")
+        rows = rows.filter(pl.col("run").is_in(self.runs))
+        told = [f"{r['run']}: {r['n_params'] or 0:,} parameters" for r in rows.to_dicts()]
+        data = sorted({d for d in rows["dataset"].to_list() if d})
+        return "; ".join(told) + (f". Trained on {', '.join(data)}." if data else ".")
+
+    def configs(self) -> Section:
+        """Tell the settings, those that differ first."""
+        rows = self._sql("SELECT * EXCLUDE (extra) FROM runs")
+        of_run = {row["run"]: _flat(row) for row in rows.to_dicts() if row["run"] in self.runs}
+        keys = list(dict.fromkeys(key for flat in of_run.values() for key in flat))
+        differing, same = [], []
+        for key in keys:
+            values = [of_run[run].get(key) for run in of_run]
+            row = {"setting": key, **{run: _short(of_run[run].get(key)) for run in of_run}}
+            if len({json.dumps(value, default=str) for value in values}) > 1:
+                differing.append(row)
+            elif values[0] is not None:
+                same.append(row)
+        if len(of_run) > 1:
+            lead = f"What differs; {len(same)} settings are the same."
+            return Section("Config", lead, table=differing, more=same)
+        first = [row for row in same if row["setting"] in _FIRST]
+        return Section("Config", table=first, more=[row for row in same if row not in first])
+
+    def losses(self) -> Section:
+        """Show training and held-out loss by tokens."""
+        frame = self._query("loss_by_tokens")
+        held = frame.drop_nulls("heldout_loss")
+        pictures = self._picture(
+            frame.drop_nulls("loss"), "Training loss of each step's batch.", value="loss"
+        ) + self._picture(held, "Loss on held-out text.", value="heldout_loss")
+        lead = ""
+        baseline = self._sql(_UNIGRAM, [self.runs[0]])
+        if baseline.height and baseline.item(0, 0) is not None:
+            lead = (
+                f"Knowing only how frequent each token is gives {baseline.item(0, 0):.3f} nats "
+                "per token; below that, context helps."
+            )
+        return Section("Loss", lead, pictures, note="" if pictures else "No loss was recorded.")
+
+    def norms(self) -> Section:
+        """Show how norms of weights grow."""
+        pictures = []
+        for component in ("o", "down", "embed"):
+            frame = self._query("norm_growth", component=component)
+            caption = f"Frobenius norm of {component}, as a multiple of that of its first record."
+            pictures += self._picture(frame, caption, value="growth")
+        return Section(
+            "Norms of weights", "", pictures, note="" if pictures else _record("weights: pythia")
+        )
+
+    def ranks(self) -> Section:
+        """Show effective rank by layer."""
+        return self._of_weights(
+            "Rank of weights",
+            "effective_rank",
+            "Effective rank of {}: how many directions carry it. Layers from dark to light.",
+        )
+
+    def sparsity(self) -> Section:
+        """Show the Gini coefficient by layer."""
+        return self._of_weights(
+            "Sparsity of weights",
+            "gini",
+            "Gini coefficient of the entries of {}: 0 where all are equally large.",
+        )
+
+    def gradients(self) -> Section:
+        """Show gradient norms by layer."""
+        frame = self._sql(_GRADIENT_NORMS)
+        frame = frame.filter(pl.col("run").is_in(self.runs))
+        pictures = self._picture(
+            frame, "Norm of the raw gradient of each layer, all its tensors together."
+        )
+        note = "" if pictures else _record("tensor_stats: {gradients: {every: 10}}")
+        return Section("Gradients", "", pictures, note=note)
+
+    def frequencies(self) -> Section:
+        """Show loss by token frequency."""
+        frame = self._query("loss_by_frequency")
+        caption = "Loss on the probe text, by how often the target stands in the training data."
+        pictures = self._by_run(frame, caption)
+        lead = "Frequent tokens are learned first." if pictures else ""
+        note = "" if pictures else _record("probes: {text: {every: 50, record: [token_scores]}}")
+        return Section("Which tokens are learned when", lead, pictures, note=note)
+
+    def heads(self) -> Section:
+        """Show induction scores by head."""
+        pictures = []
+        for run in self.runs:
+            frame = self._query("induction_by_head", run=run)
+            caption = f"Induction score of every head of {run}: 1 copies what followed last time."
+            pictures += self._picture(frame, caption, kind="heatmap", x="step", y="head")
+        note = "" if pictures else _record("probes: {repeat: {every: 50, record: [attention]}}")
+        return Section("Attention heads", "", pictures, note=note)
+
+    def similarity(self) -> Section:
+        """Show CKA of steps with each other, and of runs."""
+        pictures = []
+        for run in self.runs[:2]:
+            frame = _thinned(self._query("cka_steps", run=run))
+            caption = f"Linear CKA of the last layer of {run} with itself, step against step."
+            pictures += self._picture(frame, caption)
+        for other in self.runs[1:]:
+            frame = self._query(
+                "cka_between_runs", run=self.runs[0], other=other, site="resid.post"
+            )
+            caption = f"Linear CKA of {self.runs[0]} and {other} on the same text, by layer."
+            pictures += self._picture(frame, caption, value="cka")
+        note = (
+            ""
+            if pictures
+            else _record("activations: [{probe: text, sites: [resid.post], schedule: pythia}]")
+        )
+        return Section("Similarity of representations", "", pictures, note=note)
+
+    def samples(self) -> Section:
+        """Show what checkpoints write."""
+        title = "What it writes"
+        try:
+            from pico.evaluate import load, samples
+        except ModuleNotFoundError:
+            return Section(title, note="Samples need torch: the extra train of pico-lake.")
+        texts, run = [], self.runs[0]
+        try:
+            steps = load.weight_steps(self._snapshot, run)
+            chosen = sorted({steps[round(i * (len(steps) - 1) / 4)] for i in range(5)})
+            for row in samples.samples(self._snapshot, run, chosen, n_prompts=1):
+                texts.append((f"Step {row['step']}", f"{row['prompt']} ▸ {row['text']}"))
+        except (PicoError, IndexError) as error:
+            return Section(title, note=f"No samples of {run}: {error}")
+        lead = f"{run}, from held-out text, the likeliest token each time; ▸ is where it begins."
+        return Section(title, lead, texts=texts)
+
+    def sizes(self) -> Section:
+        """Tell bytes per table."""
+        rows = self._query("bytes_per_table").filter(pl.col("run").is_in(self.runs))
+        return Section("Size", "What the lake keeps of these runs.", table=rows.to_dicts())
+
+    def _of_weights(self, title: str, metric: str, caption: str) -> Section:
+        pictures = []
+        query = {"effective_rank": "effective_rank_by_layer", "gini": "sparsity_by_layer"}[metric]
+        for component in ("o", "down"):
+            frames = [
+                self._query(query, run=run, component=component).with_columns(run=pl.lit(run))
+                for run in self.runs
+            ]
+            pictures += self._picture(pl.concat(frames), caption.format(component), value=metric)
+        return Section(title, "", pictures, note="" if pictures else _record("weights: pythia"))
+
+    def _by_run(self, frame: pl.DataFrame, caption: str) -> list[Picture]:
+        found = []
+        for run in self.runs:
+            of_run = frame.filter(pl.col("run") == run)
+            found += self._picture(of_run, f"{run}. {caption}", value="loss")
+        return found
+
+    def _picture(self, frame: pl.DataFrame, caption: str, **options: Any) -> list[Picture]:
+        if not frame.height:
+            return []
+        try:
+            return [Picture(plots.svg(plots.figure(frame, **options)), caption)]
+        except QueryError:
+            return []  # all values NULL or NaN: nothing to see
+
+    def _query(self, name: str, **given: Any) -> pl.DataFrame:
+        texts = {key: str(value) for key, value in given.items()}
+        found = library.run(self._connection, library.get_query(name), texts)
+        frame = pl.DataFrame(pl.from_arrow(statements.fetch(found)))
+        return frame.filter(pl.col("run").is_in(self.runs)) if "run" in frame.columns else frame
+
+    def _sql(self, sql: str, given: Sequence[Any] = ()) -> pl.DataFrame:
+        found = self._connection.sql(sql, params=list(given))
+        return pl.DataFrame(pl.from_arrow(statements.fetch(found)))
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Return settings of a run under dotted names."""
+    config = json.loads(row.pop("config") or "{}")
+    found = {key: value for key, value in row.items() if key not in ("run", "library_versions")}
+
+    def add(prefix: str, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for key, item in value.items():
+                add(f"{prefix}.{key}" if prefix else key, item)
+        else:
+            found[prefix] = value
+
+    add("", config)
+    return found
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else json.dumps(value, default=str).strip('"')
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def _thinned(frame: pl.DataFrame) -> pl.DataFrame:
+    """Keep so many steps that cells can be told apart."""
+    steps = sorted(frame["step"].unique().to_list()) if frame.height else []
+    kept = steps[:: -(-len(steps) // _MAX_CKA_STEPS)] if steps else []
+    return frame.filter(pl.col("step").is_in(kept) & pl.col("other_step").is_in(kept))
+
+
+def _record(what: str) -> str:
+    return f"Nothing of it was recorded. In a config: record: {{{what}}}"
+
+
+_UNIGRAM = """
+WITH v AS (
+    SELECT count / sum(count) OVER () AS p FROM vocab
+    WHERE count > 0 AND tokenizer = (SELECT any_value(tokenizer) FROM runs WHERE run = ?)
+)
+SELECT -sum(p * ln(p)) FROM v
+"""
+_GRADIENT_NORMS = """
+SELECT run, step, layer, sqrt(sum(frobenius_norm ** 2)) AS gradient_norm
+FROM tensor_stats
+WHERE table_name = 'gradients' AND coalesce(stage, 'raw') = 'raw' AND layer IS NOT NULL
+GROUP BY ALL
+ORDER BY run, layer, step
+"""

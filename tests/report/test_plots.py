@@ -1,0 +1,177 @@
+"""Figures, asked through matplotlib's own objects: what is drawn are the numbers of the answer."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from pico.errors import QueryError
+from pico.report import plots
+
+pytest.importorskip("matplotlib")
+POWERS = [0, 1, 2, 4, 8, 16, 32, 64, 128]
+
+
+def by_layer(steps: list[int], n_layers: int = 3, **more: Any) -> pl.DataFrame:
+    rows = [
+        {"step": s, "layer": layer, "name": f"layers.{layer}.o", "per": layer + 1 / (1 + s), **more}
+        for s in steps
+        for layer in range(n_layers)
+    ]
+    return pl.DataFrame(rows).sample(fraction=1.0, shuffle=True, seed=0)
+
+
+def test_a_line_per_layer_with_the_values_of_the_answer() -> None:
+    drawn = plots.figure(by_layer(POWERS), title="rank")
+    [axes] = drawn.axes
+    assert len(axes.lines) == 3
+    for line in axes.lines:
+        x, y = line.get_data()
+        assert list(x) == POWERS
+        layer = round(float(y[-1]) - 1 / 129)
+        np.testing.assert_allclose(y, [layer + 1 / (1 + s) for s in POWERS])
+    assert len({line.get_color() for line in axes.lines}) == 3
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "per")
+    assert axes.get_title(loc="left") == "rank"
+    [legend] = drawn.legends
+    assert {text.get_text() for text in legend.get_texts()} == {"0", "1", "2"}
+
+
+def test_steps_that_grow_by_factors_get_a_logarithmic_axis() -> None:
+    assert plots.figure(by_layer(POWERS)).axes[0].get_xscale() == "symlog"
+    assert plots.figure(by_layer(list(range(0, 200, 10)))).axes[0].get_xscale() == "linear"
+    pythia = [*POWERS, 256, 512, *range(1000, 20001, 1000)]
+    assert not plots.is_log_spaced(pythia)
+    assert plots.is_log_spaced([*POWERS, 256, 512, 1000])
+
+
+def test_runs_have_styles_where_layers_have_colours() -> None:
+    both = pl.concat([by_layer(POWERS, run="a"), by_layer(POWERS, run="b")])
+    [axes] = plots.figure(both).axes
+    assert len(axes.lines) == 6
+    assert {line.get_linestyle() for line in axes.lines} == {"-", "--"}
+    assert len({tuple(line.get_color()) for line in axes.lines}) == 3
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
+    alone = both.filter(pl.col("layer") == 0).drop("layer", "name")
+    colors = {line.get_color() for line in plots.figure(alone).axes[0].lines}
+    assert colors == set(plots.RUN_COLORS[:2])
+
+
+def test_tensors_of_one_layer_are_lines_of_their_own() -> None:
+    rows = [
+        {"step": s, "layer": 0, "component": c, "name": c, "gini": 0.1 * i + s}
+        for s in (0, 1)
+        for i, c in enumerate(("q", "k"))
+    ]
+    assert len(plots.figure(pl.DataFrame(rows)).axes[0].lines) == 2
+
+
+def test_tokens_come_before_steps_and_gaps_are_left_out() -> None:
+    frame = pl.DataFrame(
+        {
+            "run": ["a"] * 4,
+            "tokens": [0, 10, 20, 30],
+            "step": [0, 1, 2, 3],
+            "loss": [3.0, None, math.nan, 1.0],
+        }
+    )
+    [axes] = plots.figure(frame).axes
+    x, y = axes.lines[0].get_data()
+    assert list(x) == [0, 20, 30] and y[0] == 3.0 and math.isnan(y[1]) and y[2] == 1.0
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("tokens", "loss (nats per token)")
+
+
+def test_steps_against_steps_are_a_square() -> None:
+    steps = [0, 2, 4]
+    frame = pl.DataFrame(
+        [
+            {"step": a, "other_step": b, "layer": 3, "cka": a + 10.0 * b}
+            for a in steps
+            for b in steps
+        ]
+    )
+    axes = plots.figure(frame).axes[0]
+    grid = np.asarray(axes.images[0].get_array())
+    assert grid.tolist() == [[a + 10.0 * b for a in steps] for b in steps]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["0", "2", "4"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "other step")
+
+
+def test_heads_against_steps() -> None:
+    frame = pl.DataFrame(
+        [
+            {"run": "r", "step": s, "layer": layer, "head": h, "score": layer + h / 10 + s / 100}
+            for s in (0, 5)
+            for layer in (0, 1)
+            for h in (0, 1)
+        ]
+    )
+    axes = plots.figure(frame.sample(fraction=1.0, shuffle=True, seed=1)).axes[0]
+    grid = np.asarray(axes.images[0].get_array())
+    np.testing.assert_allclose(grid, [[0, 0.05], [0.1, 0.15], [1, 1.05], [1.1, 1.15]])
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["0.0", "0.1", "1.0", "1.1"]
+    lines = plots.figure(frame, kind="line", color="head")
+    assert len(lines.axes[0].lines) == 4
+
+
+def test_layers_against_steps_when_asked() -> None:
+    axes = plots.figure(by_layer([0, 1, 2]), kind="heatmap").axes[0]
+    assert np.asarray(axes.images[0].get_array()).shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("frame", "options", "message"),
+    [
+        (by_layer([0]).clear(), {}, "has no rows"),
+        (pl.DataFrame({"step": [1], "name": ["a"]}), {}, "no column of numbers to draw; it has st"),
+        (by_layer([0]), {"value": "perr"}, "no column 'perr'. Did you mean 'per'"),
+        (pl.DataFrame({"name": ["a"], "gini": [1.0]}), {}, "neither step nor tokens"),
+        (
+            pl.DataFrame({"step": [1], "gini": [None]}, schema_overrides={"gini": pl.Float64}),
+            {},
+            "every gini of the answer is NULL",
+        ),
+        (
+            pl.DataFrame({"step": [1], "head": [0], "gini": [math.nan]}),
+            {},
+            "no gini of the answer is a number",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(
+    frame: pl.DataFrame, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(QueryError, match=message):
+        plots.figure(frame, **options)
+
+
+@pytest.mark.parametrize("suffix", plots.SUFFIXES)
+def test_files(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"figure{suffix}"
+    plots.save(plots.figure(by_layer(POWERS)), path, "per <by> layer")
+    data = path.read_bytes()
+    start = {".png": b"\x89PNG", ".svg": b"<?xml", ".html": b"<!doctype html>"}[suffix]
+    assert data.startswith(start) and len(data) > 5000
+    if suffix == ".html":
+        assert b"per &lt;by&gt; layer" in data and b"<by>" not in data
+
+
+def test_other_places_and_suffixes(tmp_path: Path) -> None:
+    drawn = plots.figure(by_layer([0, 1]))
+    with pytest.raises(QueryError, match=r"written as .png, .svg, .html, not 'a.gif'"):
+        plots.save(drawn, tmp_path / "a.gif")
+    with pytest.raises(QueryError, match=r"cannot write .*: No such file"):
+        plots.save(drawn, tmp_path / "no" / "a.png")
+
+
+def test_names_are_shown_as_they_are() -> None:
+    """A name with dollars is no formula, one with a bracket no element."""
+    odd = "a$x_1$<b>&"
+    frame = pl.concat([by_layer(POWERS, run=odd), by_layer(POWERS, run="b")]).drop("layer", "name")
+    text = plots.svg(plots.figure(frame.unique(["run", "step"]), title=odd))
+    assert "<b>" not in text and text.startswith("<svg")
