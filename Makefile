@@ -60,7 +60,7 @@ wheel-test: $(READY) ## read a lake from an installed wheel that has no torch
 	.ci/wheel-test
 
 clean: ## remove the environment, caches, builds and what `make demo` wrote
-	rm -rf .venv build dist demo-lake demo-report *.egg-info
+	rm -rf .venv build dist demo-lake demo-lake-report.html *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -19,6 +20,7 @@ from rich.text import Text
 
 from pico import config as configs
 from pico.api import Lake
+from pico.errors import MissingExtraError
 from pico.progress import TrainingBar, counting_bar
 
 RUNS = {"seed-0": 0, "seed-1": 1}
@@ -50,6 +52,7 @@ def run(url: str, steps: int) -> None:
         done = lake.compute_metrics(_METRICS, on_progress=on_progress)
     console.print(f"metrics: {done}", soft_wrap=True)
     show(lake, console)
+    _report(lake, console, url)
     _what_next(console, url, steps)
 
 
@@ -169,6 +172,21 @@ def _heading(text: str) -> Text:
     return Text(f"\n{text}", style="bold")
 
 
+def _report(lake: Lake, console: Console, url: str) -> None:
+    """Write the page about both runs beside a lake in a folder, if there is matplotlib."""
+    if lake.storage.folder is None:
+        return
+    place = Path(url)
+    path = place.with_name(f"{place.name}-report.html")
+    try:
+        with counting_bar("report") as on_progress:
+            lake.report(list(RUNS), path, on_progress)
+    except MissingExtraError as error:
+        console.print(f"\nno report: {error}", soft_wrap=True, markup=False)
+    else:
+        console.print(f"\nA page with figures: {path}", soft_wrap=True, markup=False)
+
+
 def _what_next(console: Console, url: str, steps: int) -> None:
     console.print(_heading("Try next"))
     for command in next_commands(url, steps):
@@ -176,11 +194,12 @@ def _what_next(console: Console, url: str, steps: int) -> None:
 
 
 def next_commands(url: str, steps: int) -> list[str]:
-    """Return three commands to try on the demo's lake of `steps` steps; each works as printed."""
+    """Return commands to try on the demo's lake of `steps` steps; each works as printed."""
     url, step = shlex.quote(url), min(10, steps - 1)
     return [
         'pico sql "SELECT step, layer, gini(tensor) AS gini, per(tensor) AS per FROM gradients '
         f"WHERE component = 'o' ORDER BY ALL\" --lake {url}",
         f"pico query text_seen -p run=seed-0 -p step={step} --lake {url}",
         f"pico query cka_to_last -p run=seed-0 -p site=resid.post --lake {url}",
+        f"pico plot effective_rank_by_layer -p run=seed-0 -p component=o -o rank.svg --lake {url}",
     ]

@@ -95,14 +95,27 @@ def test_entropy_is_that_of_the_token_frequencies(made: tuple[str, str]) -> None
 
 
 def test_the_commands_work_as_printed(
-    made: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    made: tuple[str, str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PICO_LAKE", raising=False)
     url, text = made
     printed = [line.strip() for line in text.splitlines() if line.strip().startswith("pico ")]
     assert printed == demo.next_commands(url, 12)
-    assert len(printed) == 3
-    run_commands(printed, capsys)
+    assert len(printed) == 4
+    run_commands(printed[:3], capsys)
+    assert run_command(shlex.split(printed[3])[1:]) == 0
+    assert (tmp_path / "rank.svg").read_text("utf-8").count("<path") > 10
+
+
+def test_a_page_is_written_beside_the_lake(made: tuple[str, str]) -> None:
+    url, text = made
+    page = Path(f"{url}-report.html")
+    assert f"A page with figures: {page}" in text
+    assert page.read_text("utf-8").count("<figure>") >= 8
 
 
 def run_commands(lines: list[str], capsys: Any) -> None:
@@ -147,8 +160,11 @@ def test_the_real_demo(
     assert run_command(["demo", "--steps", "30"]) == 0
     text = capsys.readouterr().out
     printed = [line.strip() for line in text.splitlines() if line.strip().startswith("pico ")]
-    assert len(printed) == 3
-    run_commands(printed, capsys)
+    assert len(printed) == 4
+    run_commands(printed[:3], capsys)
+    assert run_command(shlex.split(printed[3])[1:]) == 0
+    assert (tmp_path / "rank.svg").read_text("utf-8").count("<path") > 10
+
     lake = Lake.open("demo-lake")
     rows = tiny.rows(tmp_path / "demo-lake", "scalars")
     for run in demo.RUNS:
