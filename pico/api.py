@@ -185,7 +185,7 @@ class Lake(Frames, Upkeep, Importers, Evaluations):
             )
 
     def coverage(self, run: str) -> list[dict[str, Any]]:
-        """Return what is recorded of a run: table, files, first and last step, rows, bytes."""
+        """Return what is recorded of a run: a row per table, and per site and probe."""
         return overview.coverage(self.snapshot(), run)
 
     def batch(self, run: str, step: int) -> np.ndarray[Any, Any]:

@@ -95,7 +95,14 @@ def test_runs(lake: pico.Lake) -> None:
 
 
 def test_coverage(lake: pico.Lake) -> None:
-    rows = {row["table"]: row for row in lake.coverage("first")}
+    every = lake.coverage("first")
+    rows = {row["table"]: row for row in every if row["site"] is None}
+    sites = {(row["site"], row["probe"]): row for row in every if row["site"]}
+    assert sites.keys() == {(site, "text") for site in ("attn.out", "mlp.hidden", "resid.post")}
+    for row in sites.values():
+        assert (row["steps"], row["first_step"], row["last_step"], row["rows"]) == (7, 0, 6, 14)
+    assert sum(row["rows"] for row in sites.values()) == rows["activations"]["rows"]
+    assert rows["weights"]["steps"] == 7 and rows["scalars"]["steps"] is None
     counted = {
         table: lake.sql(f"SELECT count(*) FROM {table} WHERE run = 'first'").fetchall()[0][0]
         for table in rows
