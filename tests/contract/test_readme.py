@@ -17,6 +17,7 @@ README = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding=
 PYTHON = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 SHELL = re.findall(r"^```bash\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 SMALL = ["max_steps=20", "data.max_bytes=300000", "data.vocab_size=512", "data.seq_len=32"]
+STEPS = {"200,300": "16,20", "0,100:300": "0,8:20"}  # of the shorter runs
 
 pytestmark = [
     pytest.mark.slow,
@@ -67,4 +68,5 @@ def test_commands_run(
         if words[0] == "demo":
             continue  # tests/test_demo.py runs it
         shortened = [*words, *SMALL] if words[0] == "train" else words
+        shortened = [STEPS.get(word, word) for word in shortened]
         assert run_command(shortened) == 0, (words, capsys.readouterr().err)
