@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pico.config import RunConfig
+from pico.config import INDUCTION, RunConfig
 from pico.data import sources
 from pico.models import PicoDecoder, architecture
 from pico.models.architecture import ParameterInfo
@@ -268,6 +268,9 @@ class _Counter:
     def _text(self) -> None:
         """Count the tables of the data set from the size of its source."""
         data = self._config.data
+        if data.source == INDUCTION:
+            self._add("sequences", data.induction.n_sequences, data.seq_len + 1, files=2)
+            return
         n_bytes = sum(len(d.text.encode()) for d in sources.documents(data.source, data.max_bytes))
         n_tokens = n_bytes * _TOKENS_PER_BYTE
         n_rows = int(n_tokens / data.seq_len)

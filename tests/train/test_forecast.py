@@ -55,6 +55,11 @@ def test_nothing_is_allocated_for_a_large_model() -> None:
     assert found.memory_bytes > 16 * found.n_params
 
 
+def test_sequences_that_are_made_up_are_counted_too() -> None:
+    found = pico.Lake.plan("nano", ["data.source=induction", "data.induction.n_sequences=500"])
+    assert found.tables["sequences"].rows == 500
+
+
 def test_mistakes_are_those_of_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no config file or shipped config 'nanoo'"):
         pico.Lake.plan("nanoo")
