@@ -8,6 +8,7 @@ tables show `tensor`, which the functions of `functions` take.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import duckdb
@@ -40,7 +41,6 @@ _KEY_TYPES = {"run": "VARCHAR", "step": "BIGINT", "dataset": "VARCHAR", "tokeniz
 _SETTINGS = {
     "TimeZone": "'UTC'",
     "arrow_large_buffer_size": "true",  # a column of tensors exceeds 2^31 bytes sooner or later
-    "enable_progress_bar": "false",
     "parquet_can_have_nan": "true",  # else NaN rows vanish where a footer's maximum excludes them
     "parquet_metadata_cache": "true",
 }
@@ -85,6 +85,9 @@ def connect(
     if memory_limit is not None:
         settings["memory_limit"] = quote(memory_limit)
     root = _root(snapshot, connection, settings)
+    # In Jupyter without ipywidgets DuckDB draws no bar, and refuses to be told to draw none.
+    with contextlib.suppress(duckdb.InvalidInputException):
+        connection.execute("SET enable_progress_bar = false")
     try:
         for name, value in settings.items():
             connection.execute(f"SET {name} = {value}")
