@@ -220,7 +220,7 @@ def _find(source: str, max_bytes: int | None, report: Report) -> Iterator[Docume
         yield from _read_file(path, path.name, path.name, piece, report)
     else:
         beside = os.listdir(path.parent) if os.path.isdir(path.parent) else []
-        near = did_you_mean(path.name, ["stdlib", *beside])
+        near = did_you_mean(path.name, ["stdlib", "induction", *beside])
         raise DataError(
             f"no text source {source!r}.{near} Give stdlib, or the local path of a text file, "
             "a folder or a .jsonl file"
