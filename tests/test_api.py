@@ -222,3 +222,12 @@ def test_train_takes_a_config_in_every_form(tmp_path: Path) -> None:
     assert lake.runs()[0]["max_steps"] == 2
     with pytest.raises(ConfigError, match="unknown config key 'max_step'"):
         lake.train(mapping, "bad", ["max_step=2"])
+
+
+def test_text_of_tokens(lake: pico.Lake) -> None:
+    ((tokenizer,),) = lake.sql("SELECT DISTINCT tokenizer FROM datasets").fetchall()
+    shown = lake.query("text_seen", run="first", step=2).pl().row(0, named=True)
+    tokens = lake.batch("first", step=2)[shown["position"]].tolist()
+    assert lake.detokenize(tokens, tokenizer) == shown["text"] and len(shown["text"]) > 10
+    assert lake.detokenize([], tokenizer) == ""
+    assert lake.detokenize([1], "nosuch") is None

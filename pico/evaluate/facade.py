@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import polars as pl
-
 from pico.errors import MissingExtraError, RecordError
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
@@ -166,6 +164,8 @@ class Evaluations:
             QueryError: for a query that does not run, or an answer that cannot be drawn.
             MissingExtraError: without the extra `plot`.
         """
+        import polars as pl
+
         from pico.report import plots
         from pico.sql import library, session, statements
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
-from pico.sql import materialize
+from pico.sql import materialize, session
 
 if TYPE_CHECKING:
     import polars as pl
@@ -54,6 +54,19 @@ class Frames:
         return frames.scan(
             snapshot, table, runs, _listed(steps), _listed(layers), _listed(components)
         )
+
+    def detokenize(self, tokens: Collection[int], tokenizer: str) -> str | None:
+        """Return the text of token ids, as the SQL function of that name gives it.
+
+        Args:
+            tokens: ids; one that the tokenizer lacks becomes U+FFFD.
+            tokenizer: its name, as in `datasets.tokenizer`; None comes back if the lake lacks it.
+        """
+        connection = session.connect(Snapshot.take(self.storage))
+        given = [[int(token) for token in tokens], tokenizer]
+        rows = connection.execute("SELECT detokenize(?::INTEGER[], ?)", given).fetchall()
+        found: str | None = rows[0][0]
+        return found
 
     def metrics(
         self,

@@ -26,7 +26,7 @@ _DETOKENIZE = """
 CREATE MACRO detokenize(tokens, tokenizer_name) AS (
     SELECT CASE
         WHEN len(tokens) = 0 THEN ''
-        WHEN count(v.token_id) > 0 THEN decode(
+        WHEN EXISTS (FROM vocab WHERE tokenizer = tokenizer_name) THEN decode(
             unhex(string_agg(hex(coalesce(v.bytes, encode(v.text), encode('\ufffd'))), ''
                 ORDER BY given.place)),
             'replace'

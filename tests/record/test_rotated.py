@@ -9,6 +9,7 @@ from torch import nn
 
 from pico.config import ModelConfig
 from pico.errors import RecordError
+from pico.metrics import attention_pattern
 from pico.models import build
 from pico.models.architecture import sites
 from pico.models.hf import to_hf
@@ -89,6 +90,9 @@ def test_they_give_the_attention_of_the_model(make) -> None:
         ours = pattern(at["q.rot", layer], at["k.rot", layer]).float()
         assert eager[layer].max() > 0.5 and eager[layer][:, :, -1].std() > 0.05
         torch.testing.assert_close(ours, eager[layer], rtol=0, atol=1e-5)
+        q, k = (at[site, layer].flatten(-2) for site in ("q.rot", "k.rot"))
+        found = attention_pattern(q, k, N_HEADS, N_KV_HEADS).float()
+        torch.testing.assert_close(found, eager[layer], rtol=0, atol=1e-5)
 
 
 def test_what_is_not_turned_or_normalised_first_is_no_such_site() -> None:

@@ -30,6 +30,7 @@ def connection() -> duckdb.DuckDBPyConnection:
         ([10, 11], "t", "??"),
         ([0, 0], "other", "xx"),
         ([0, 99, 1], "t", "a\ufffd b"),
+        ([99, 98], "t", "\ufffd\ufffd"),
         ([], "t", ""),
         (None, "t", None),
         ([0], "unknown", None),

@@ -114,6 +114,8 @@ def test_tensor_functions_and_views_are_those_of_a_trusted_session(
     found = untrusted.run(snapshot, sql).to_pylist()
     assert found == session.connect(snapshot).sql(sql).to_arrow_table().to_pylist()
     assert len(found) == 24
+    told = "SELECT detokenize([7]::INTEGER[], tokenizer) AS t FROM (SELECT 'nosuch' AS tokenizer)"
+    assert untrusted.run(snapshot, told).to_pylist() == [{"t": None}]
     listed = untrusted.run(snapshot, "SELECT path FROM files ORDER BY path")["path"].to_pylist()
     assert listed == sorted(entry.path for entry in snapshot.all_files())
 
