@@ -26,7 +26,7 @@ Of: TypeAlias = Literal["tensor", "matrix", "spectrum"]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_TAKEN = ("compute", "of", "ov_spectra_of", "qk_spectra_of", "spectrum")
+_TAKEN = ("compute", "detokenize", "of", "ov_spectra_of", "qk_spectra_of", "spectrum")
 """Names of SQL and of Polars that are neither metrics nor components."""
 
 _own: set[str] = set()
