@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -100,11 +101,13 @@ def test_the_tokenizer_says_and_reads_its_characters(lake: Lake) -> None:
     assert len(set(largest.token_bytes())) == largest.vocab_size == 16384
 
 
-def test_it_is_made_once_and_another_seed_is_another_data_set(lake: Lake) -> None:
+def test_it_is_made_once_and_another_seed_is_another_data_set(lake: Lake, tmp_path: Path) -> None:
+    shutil.copytree(str(lake.storage.folder), tmp_path / "copy")  # the others want theirs as it is
+    storage = Lake(str(tmp_path / "copy")).storage
     config = configs.load(CONFIG).data
-    assert not corpus.prepare(lake.storage, config).is_new
+    assert not corpus.prepare(storage, config).is_new
     other = configs.load(CONFIG, ["data.induction.seed=4"]).data
-    made = corpus.prepare(lake.storage, other)
+    made = corpus.prepare(storage, other)
     assert made.is_new and made.dataset != "induction"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -37,13 +38,20 @@ def train(folder: Path, run: str = "first", probes: Any = None, **changes: Any) 
 
 
 @pytest.fixture(scope="module")
-def lake(tmp_path_factory: pytest.TempPathFactory) -> pico.Lake:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run `scored` was scored while it trained; `later` is the same run without."""
     folder = tmp_path_factory.mktemp("probe")
     train(folder, "scored", SCORED)
-    return train(
-        folder, "later", {name: {"n_sequences": s["n_sequences"]} for name, s in SCORED.items()}
-    )
+    sizes = {name: {"n_sequences": plan["n_sequences"]} for name, plan in SCORED.items()}
+    train(folder, "later", sizes)
+    return folder / "lake"
+
+
+@pytest.fixture
+def lake(made: Path, tmp_path: Path) -> pico.Lake:
+    """A copy of that lake, for one test alone."""
+    shutil.copytree(made, tmp_path / "copy")
+    return pico.Lake.open(str(tmp_path / "copy"))
 
 
 def rows(lake: pico.Lake, table: str, run: str) -> list[dict[str, Any]]:
