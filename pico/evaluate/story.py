@@ -20,6 +20,9 @@ from pico.report.page import Picture, Section
 from pico.sql import library, session, statements
 
 _MAX_RUNS = 6
+_SIZE = (4.8, 3.3)
+"""Inches: letters are legible where a figure is as wide as a phone."""
+_NO_SETTINGS = ("run", "run_uuid", "created_at", "library_versions")
 _FIRST = {
     *("family", "n_params", "n_layers", "d_model", "n_heads", "vocab_size", "seq_len"),
     *("dataset", "max_steps", "optimizer.lr", "optimizer.schedule", "tokens_per_step"),
@@ -165,17 +168,21 @@ class _Story:
         frame = self._query("loss_by_frequency")
         caption = "Loss on the probe text, by how often the target stands in the training data."
         pictures = self._by_run(frame, caption)
-        lead = "Frequent tokens are learned first." if pictures else ""
+        lead = _frequent_first(frame) if pictures else ""
         note = "" if pictures else _record("probes: {text: {every: 50, record: [token_scores]}}")
         return Section("Which tokens are learned when", lead, pictures, note=note)
 
     def heads(self) -> Section:
         """Show induction scores by head."""
         pictures = []
-        for run in self.runs:
-            frame = self._query("induction_by_head", run=run)
-            caption = f"Induction score of every head of {run}: 1 copies what followed last time."
-            pictures += self._picture(frame, caption, kind="heatmap", x="step", y="head")
+        frames = {run: self._query("induction_by_head", run=run) for run in self.runs}
+        scores = [score for frame in frames.values() for score in frame["score"].to_list()]
+        most = max((score for score in scores if score is not None), default=1.0)
+        for run, frame in frames.items():
+            caption = f"Induction score of every head of {run}: 1 would be perfect copying."
+            pictures += self._picture(
+                frame, caption, kind="heatmap", x="step", y="head", limits=(0.0, most)
+            )
         note = "" if pictures else _record("probes: {repeat: {every: 50, record: [attention]}}")
         return Section("Attention heads", "", pictures, note=note)
 
@@ -244,7 +251,8 @@ class _Story:
         if not frame.height:
             return []
         try:
-            return [Picture(plots.svg(plots.figure(frame, **options)), caption)]
+            drawn = plots.figure(frame, size=_SIZE, **options)
+            return [Picture(plots.svg(drawn), caption)]
         except QueryError:
             return []  # all values NULL or NaN: nothing to see
 
@@ -262,7 +270,7 @@ class _Story:
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
     """Return settings of a run under dotted names."""
     config = json.loads(row.pop("config") or "{}")
-    found = {key: value for key, value in row.items() if key not in ("run", "library_versions")}
+    found = {key: value for key, value in row.items() if key not in _NO_SETTINGS}
 
     def add(prefix: str, value: Any) -> None:
         if isinstance(value, dict) and value:
@@ -272,6 +280,9 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
             found[prefix] = value
 
     add("", config)
+    for seed in ("init", "data", "dropout"):
+        if f"seeds.{seed}" in found:
+            found.pop(f"seed_{seed}", None)  # the same, told twice
     return found
 
 
@@ -280,6 +291,17 @@ def _short(value: Any) -> str:
         return ""
     text = value if isinstance(value, str) else json.dumps(value, default=str).strip('"')
     return text if len(text) <= 80 else text[:77] + "…"
+
+
+def _frequent_first(frame: pl.DataFrame) -> str:
+    """Say what frequency does to the loss at the end, if it does what people expect."""
+    last = frame.filter(pl.col("step") == pl.col("step").max()).sort("count_from")
+    if last["count_from"].n_unique() < 2 or last["loss"][-1] >= last["loss"][0]:
+        return ""
+    return (
+        f"At the last step targets seen {last['count_from'][-1]:,} times or more cost "
+        f"{last['loss'][-1]:.2f} nats, those of the rarest band {last['loss'][0]:.2f}."
+    )
 
 
 def _thinned(frame: pl.DataFrame) -> pl.DataFrame:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import polars as pl
 
 from pico.errors import MissingExtraError, QueryError, did_you_mean
+from pico.report import labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +35,6 @@ _KEYS = (
 )
 _COLORS = ("layer", "count_from", "surprisal_from", "head", "run")
 _SQUARES = (("step", "other_step"), ("layer", "other_layer"))
-_UNITS = {"loss": "nats per token", "surprisal": "nats", "tokens": "tokens", "step": "step"}
 _MAX_LABELS = 8
 
 
@@ -47,6 +47,7 @@ def figure(
     value: str | None = None,
     title: str | None = None,
     size: tuple[float, float] = (7.0, 4.0),
+    limits: tuple[float, float] | None = None,
 ) -> Figure:
     """Draw a query's answer.
 
@@ -59,6 +60,7 @@ def figure(
         value: column that is drawn; by default the last number that is no key.
         title: over the figure.
         size: inches.
+        limits: of the colours of a heat map; by default its least and greatest value.
 
     Returns:
         A matplotlib figure, to be written by `save`.
@@ -88,11 +90,13 @@ def figure(
     if kind == "heatmap":
         if square is None:
             square = ("step", "head" if "head" in frame.columns else "layer")
-        _heatmap(axes, frame, x or square[0], y or square[1], value)
+        _heatmap(axes, frame, x or square[0], y or square[1], value, limits)
     else:
         _lines(axes, frame, x or _axis_of(frame), color or _color_of(frame), value)
     if title:
-        axes.set_title(title, loc="left", fontsize=11, fontweight="bold", parse_math=False)
+        axes.set_title(
+            labels.plain(title, 72), loc="left", fontsize=11, fontweight="bold", parse_math=False
+        )
     return drawn
 
 
@@ -111,7 +115,8 @@ def save(drawn: Figure, path: str | Path, title: str = "") -> None:
 
             target.write_text(page.single(title, svg(drawn)), encoding="utf-8")
         else:
-            drawn.savefig(target, dpi=160)
+            with labels.any_letters():
+                drawn.savefig(target, dpi=160)
     except OSError as error:
         raise QueryError(f"cannot write {target}: {error.strerror}") from None
 
@@ -123,7 +128,7 @@ def svg(drawn: Figure) -> str:
     import matplotlib as mpl
 
     buffer = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "path", "svg.hashsalt": "pico"}):
+    with labels.any_letters(), mpl.rc_context({"svg.fonttype": "path", "svg.hashsalt": "pico"}):
         drawn.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     return text[text.index("<svg") :]
@@ -144,8 +149,8 @@ def is_log_spaced(values: Sequence[float]) -> bool:
 
 def _lines(axes: Axes, frame: pl.DataFrame, x: str, color: str | None, value: str) -> None:
     drawn = frame.drop_nulls([x, value]).sort(x)
-    if not drawn.height:
-        raise QueryError(f"every {value} of the answer is NULL, so there is nothing to draw")
+    if not drawn[value].cast(pl.Float64).is_finite().any():
+        raise QueryError(f"no {value} of the answer is a number, so there is nothing to draw")
     keys = [k for k in _KEYS if k in drawn.columns and k not in (x, *_AXES, "next_step")]
     groups = [k for k in keys if drawn[k].n_unique() > 1 and drawn[k].dtype != pl.Float64]
     if color is not None and color not in groups and drawn[color].n_unique() > 1:
@@ -163,8 +168,8 @@ def _lines(axes: Axes, frame: pl.DataFrame, x: str, color: str | None, value: st
         axes.plot(part[x], part[value], style, color=hue, marker=marker, lw=1.4, ms=4)
         ends.append((part[x][-1], part[value][-1], key, hue))
     _scale(axes, drawn[x].to_list())
-    axes.set_xlabel(_named(x))
-    axes.set_ylabel(_named(value))
+    axes.set_xlabel(labels.named(x))
+    axes.set_ylabel(labels.named(value))
     axes.grid(alpha=0.25, lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     _tell_colors(axes, color, colors, ends)
@@ -185,12 +190,14 @@ def _tell_colors(
         kept = [shown[round(i * (len(shown) - 1) / (_MAX_LABELS - 1))] for i in range(_MAX_LABELS)]
     else:
         last = {key: y for _, y, key, _ in ends}
-        kept = sorted(colors, key=lambda k: -last.get(k, 0.0))[: 2 * _MAX_LABELS]
-    handles = [Line2D([], [], color=colors[k], lw=2, label=_plain(k)) for k in kept]
+        ordered = color != "run" and all(isinstance(k, (int, float)) for k in colors)
+        kept = sorted(colors, key=lambda k: k if ordered else -last.get(k, 0.0))
+        kept = kept[: 2 * _MAX_LABELS]
+    handles = [Line2D([], [], color=colors[k], lw=2, label=labels.plain(k)) for k in kept]
     drawn: Any = axes.get_figure()
     legend = drawn.legend(
         handles=handles,
-        title=_named(color),
+        title=labels.named(color),
         loc="outside right upper",
         frameon=False,
         fontsize=8,
@@ -203,7 +210,7 @@ def _tell_styles(axes: Axes, styles: dict[str, str]) -> None:
     from matplotlib.lines import Line2D
 
     shown = list(styles.items())[:6]
-    handles = [Line2D([], [], color="0.4", ls=s, label=_plain(r)) for r, s in shown]
+    handles = [Line2D([], [], color="0.4", ls=s, label=labels.plain(r)) for r, s in shown]
     legend = axes.legend(handles=handles, loc="best", frameon=False, fontsize=8)
     _no_math(legend)
 
@@ -214,7 +221,14 @@ def _no_math(legend: Any) -> None:
         text.set_parse_math(False)
 
 
-def _heatmap(axes: Axes, frame: pl.DataFrame, x: str, y: str, value: str) -> None:
+def _heatmap(
+    axes: Axes,
+    frame: pl.DataFrame,
+    x: str,
+    y: str,
+    value: str,
+    limits: tuple[float, float] | None,
+) -> None:
     import numpy as np
 
     drawn = frame.drop_nulls([x])
@@ -238,19 +252,22 @@ def _heatmap(axes: Axes, frame: pl.DataFrame, x: str, y: str, value: str) -> Non
             grid[at_row[row], at_column[column]] = number
     if not np.isfinite(grid).any():
         raise QueryError(f"no {value} of the answer is a number, so there is nothing to draw")
-    image = axes.imshow(grid, aspect="auto", origin="lower", cmap="viridis", interpolation="none")
+    low, high = limits or (None, None)
+    image = axes.imshow(
+        grid, "viridis", vmin=low, vmax=high, aspect="auto", origin="lower", interpolation="none"
+    )
     _ticks(axes.xaxis, columns, 10)
     _ticks(axes.yaxis, rows, 16)
-    axes.set_xlabel(_named(x))
-    axes.set_ylabel("layer.head" if y == "head" and "layer" in drawn.columns else _named(y))
+    axes.set_xlabel(labels.named(x))
+    axes.set_ylabel("layer.head" if y == "head" and "layer" in drawn.columns else labels.named(y))
     bar = axes.figure.colorbar(image, ax=axes, shrink=0.9)
-    bar.set_label(_named(value), fontsize=9)
+    bar.set_label(labels.named(value), fontsize=9)
 
 
-def _ticks(axis: Any, labels: Sequence[Any], most: int) -> None:
-    step = max(1, math.ceil(len(labels) / most))
-    places = list(range(0, len(labels), step))
-    axis.set_ticks(places, [_plain(labels[i]) for i in places], fontsize=8)
+def _ticks(axis: Any, keys: Sequence[Any], most: int) -> None:
+    step = max(1, math.ceil(len(keys) / most))
+    places = list(range(0, len(keys), step))
+    axis.set_ticks(places, [labels.plain(keys[i]) for i in places], fontsize=8)
     for text in axis.get_ticklabels():
         text.set_parse_math(False)
 
@@ -260,19 +277,7 @@ def _scale(axes: Axes, values: Sequence[float]) -> None:
         least = min(v for v in values if v > 0)
         axes.set_xscale("symlog", linthresh=least, linscale=0.5)
         axes.set_xlim(left=0 if min(values) == 0 else least)
-    axes.xaxis.set_major_formatter(lambda value, _: _short(value))
-
-
-def _short(number: float) -> str:
-    """Write a number as axes do: 300, 1k, 2.5M.
-
-    >>> [_short(number) for number in (0.5, 300, 1000, 2_500_000, 3e9)]
-    ['0.5', '300', '1k', '2.5M', '3B']
-    """
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= size:
-            return f"{number / size:g}{letter}"
-    return f"{number:g}"
+    axes.xaxis.set_major_formatter(lambda value, _: labels.short(value))
 
 
 def _colors(frame: pl.DataFrame, color: str | None) -> dict[Any, Any]:
@@ -315,17 +320,3 @@ def _axis_of(frame: pl.DataFrame) -> str:
 def _color_of(frame: pl.DataFrame) -> str | None:
     varied = [c for c in _COLORS if c in frame.columns and frame[c].n_unique() > 1]
     return varied[0] if varied else None
-
-
-def _named(column: str) -> str:
-    unit = _UNITS.get(column) or ("nats per token" if column.endswith("loss") else "")
-    words = column.replace("_", " ")
-    return f"{words} ({unit})" if unit and unit != words else words
-
-
-def _plain(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, float) or (isinstance(value, int) and value >= 1000):
-        return _short(value)
-    return str(value)

@@ -134,8 +134,9 @@ def test_layers_against_steps_when_asked() -> None:
         (
             pl.DataFrame({"step": [1], "gini": [None]}, schema_overrides={"gini": pl.Float64}),
             {},
-            "every gini of the answer is NULL",
+            "no gini of the answer is a number",
         ),
+        (pl.DataFrame({"step": [1, 2], "gini": [math.nan] * 2}), {}, "no gini of the answer is a"),
         (
             pl.DataFrame({"step": [1], "head": [0], "gini": [math.nan]}),
             {},
@@ -167,6 +168,30 @@ def test_other_places_and_suffixes(tmp_path: Path) -> None:
         plots.save(drawn, tmp_path / "a.gif")
     with pytest.raises(QueryError, match=r"cannot write .*: No such file"):
         plots.save(drawn, tmp_path / "no" / "a.png")
+
+
+def test_long_names_leave_room_for_the_lines() -> None:
+    frames = [by_layer(POWERS, run=f"{letter * 60}-{letter}") for letter in "ab"]
+    frame = pl.concat(frames).filter(pl.col("layer") == 0).drop("layer", "name")
+    drawn = plots.figure(frame, title="t" * 200)
+    labels = [text.get_text() for text in drawn.legends[0].get_texts()]
+    assert all(len(label) <= 24 and "…" in label for label in labels)
+    drawn.draw_without_rendering()
+    box = drawn.axes[0].get_position()
+    assert box.width > 0.5
+    assert len(drawn.axes[0].get_title(loc="left")) <= 72
+
+
+def test_letters_that_no_font_has_are_no_warning(tmp_path: Path) -> None:
+    frame = pl.concat([by_layer(POWERS, run="a\x01\u4e00"), by_layer(POWERS, run="b")])
+    drawn = plots.figure(frame.filter(pl.col("layer") == 0).drop("layer", "name"), title="\u4e01")
+    plots.save(drawn, tmp_path / "a.png")
+    assert plots.svg(drawn).startswith("<svg")
+
+
+def test_heat_maps_can_share_their_colours() -> None:
+    image = plots.figure(by_layer([0, 1]), kind="heatmap", limits=(0.0, 9.0)).axes[0].images[0]
+    assert image.get_clim() == (0.0, 9.0)
 
 
 def test_names_are_shown_as_they_are() -> None:
