@@ -19,6 +19,9 @@ from pico.metrics.arrays import Array
 from pico.metrics.circuits import check_heads
 from pico.metrics.components import register
 
+_CHUNK = 1 << 22
+"""Attention weights that are held at a time, 32 MB of each of a few copies."""
+
 
 @register()
 def attention_pattern(
@@ -182,11 +185,19 @@ def head_scores(
     """
     wanted = HEAD_SCORES if names is None else names
     xp, queries, keys = _in_heads(q, k, n_heads, n_kv_heads, 0)
+    n, lead = queries.shape[-3], math.prod(queries.shape[:-3])
+    queries, keys = (xp.reshape(x, (lead, *x.shape[-3:])) for x in (queries, keys))
+    at_a_time = max(1, _CHUNK // max(1, n * n))
     found: dict[str, list[float]] = {name: [] for name in wanted}
     for head in range(n_heads):
-        pattern = _pattern(xp, queries, keys, head)
+        means = dict.fromkeys(wanted, 0.0 if lead else math.nan)
+        for start in range(0, lead, at_a_time):
+            part = slice(start, start + at_a_time)
+            pattern = _pattern(xp, queries[part], keys[part], head)
+            for name in wanted:
+                means[name] += pattern.shape[0] / lead * _OF_PATTERN[name](xp, pattern)
         for name in wanted:
-            found[name].append(_OF_PATTERN[name](xp, pattern))
+            found[name].append(means[name])
     return found
 
 

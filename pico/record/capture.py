@@ -15,7 +15,7 @@ from torch import nn
 from pico.errors import ConfigError, RecordError
 from pico.lake.table import TensorRow
 from pico.models import architecture
-from pico.record import hooks, scores
+from pico.record import hooks, passes
 from pico.record.due import Due, Ledger, Wanted
 from pico.record.hooks import Live, TapPoint, Taps
 from pico.record.measure import Measurer, Taken
@@ -116,19 +116,8 @@ class Capture:
         for probe in self._probes.values():
             points = self._due_points(probe.name, step, is_last)
             if points:
-                taps = Taps(self._model, list(points), self._reader)
-                self._run_probe(probe, taps)
-                rows += _taken(taps.rows(probe.name, probe.dataset, probe.sequence_ids), points)
+                rows += _taken(passes.activations(self._model, probe, list(points)), points)
         return rows
-
-    def _run_probe(self, probe: Probe, taps: Taps) -> None:
-        """Run a probe through the model without leaving a trace on it."""
-        device = next(self._model.parameters()).device
-        with scores.undisturbed(self._model):
-            try:
-                self._model(torch.from_numpy(probe.tokens).to(device))
-            finally:
-                taps.remove()
 
     def open_step(self, step: int, is_last: bool) -> None:
         """Set the hooks that the coming batch needs."""

@@ -70,13 +70,18 @@ def _probe(spec: Any, where: str) -> ProbePlan:
             )
         return ProbePlan(sizes)
     scores = readers.words(given["record"], SCORES, "score", f"{where}.record")
+    by_layer = readers.flag(given.get("layer_scores", False), f"{where}.layer_scores")
+    if by_layer and "token_scores" not in scores:
+        raise ConfigError(
+            f"{where}.layer_scores is about token_scores; add it: record: [token_scores, …]"
+        )
     if not any(key in (spec or {}) for key in (*schedule.KEYS, "schedule")):
         when = {"every": SCORES_EVERY}
     return ProbePlan(
         sizes,
         readers.ends(schedule.parse(when, where)),
         scores,
-        readers.flag(given.get("layer_scores", False), f"{where}.layer_scores"),
+        by_layer,
     )
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from torch import nn
 
 from pico.errors import ConfigError
-from pico.record import scores
+from pico.record import heads, scores
 from pico.record.plan import RecordPlan
 from pico.record.probes import Probe
 
@@ -50,13 +50,13 @@ class Scorer:
         """
         due = [(p, item) for p, item in self._asked if item.schedule.wants(step, is_last)]
         tokens: list[pa.Table] = []
-        heads: list[dict[str, Any]] = []
+        of_heads: list[dict[str, Any]] = []
         if not due or step == self._taken_at:
-            return tokens, heads
+            return tokens, of_heads
         self._taken_at = step
         for probe, item in due:
             if "token_scores" in item.scores:
                 tokens += scores.token_scores(self._model, probe, run, step, item.layer_scores)
             if "attention" in item.scores:
-                heads += scores.head_scores(self._model, probe)
-        return tokens, heads
+                of_heads += heads.head_scores(self._model, probe)
+        return tokens, of_heads

@@ -1,4 +1,4 @@
-"""What a model says about each token of a probe, and what its heads look at.
+"""What a model says about each token of a probe.
 
 The recorder calls it while training, `pico.evaluate` for stored checkpoints: the same numbers. It
 promises to leave no trace on the model, and to hold the logits of a few positions at a time in
@@ -14,15 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-import xxhash
 from torch import Tensor, nn
 
 from pico import schema
 from pico.errors import RecordError
-from pico.metrics import attention
 from pico.models import architecture
-from pico.record import hooks
-from pico.record.hooks import TapPoint, Taps
+from pico.record import heads, hooks, passes
 from pico.record.probes import Probe
 
 _CHUNK = 1 << 22
@@ -52,14 +49,14 @@ def token_scores(
     """
     lens = _Lens(model) if layer_scores else None
     device = next(model.parameters()).device
-    with undisturbed(model):
+    with passes.undisturbed(model):
         for number, sequence_id in enumerate(probe.sequence_ids):
             ids = torch.from_numpy(probe.tokens[number : number + 1]).to(device)
             if lens is None:
-                of_layers, logits = {}, logits_of(model, ids)[0]  # (T, vocab_size)
+                of_layers, logits = {}, passes.logits_of(model, ids)[0]  # (T, vocab_size)
             else:
                 with lens.watch() as streams:
-                    logits = logits_of(model, ids)[0]
+                    logits = passes.logits_of(model, ids)[0]
                 of_layers = {layer: lens.logits(x) for layer, x in streams.items()}
             yield pa.concat_tables(
                 _rows(run, step, probe, number, int(sequence_id), layer, each)
@@ -67,112 +64,16 @@ def token_scores(
             )
 
 
-def head_scores(model: nn.Module, probe: Probe) -> list[dict[str, Any]]:
-    """Return rows of the table `metrics` about every attention head, without run and step.
-
-    `attention_entropy`, `previous_token_score` and, of a probe whose second half repeats the first,
-    `induction_score`: those of `pico.metrics`, from queries and keys as recorded at `q.rot` and
-    `k.rot`. Component and site are `attention`, name is that of the `q.rot` activation, and the
-    hash is over the hashes of both activations.
-
-    Args:
-        model: a model whose queries and keys can be recorded.
-        probe: the tokens, `(n_sequences, n_tokens)`.
-
-    Raises:
-        RecordError: for a model that has no such sites.
-    """
-    points = hooks.resolve(model, ["q.rot", "k.rot"], None)
-    device = next(model.parameters()).device
-    taps = Taps(model, [TapPoint(point, "all") for point in points])
-    with undisturbed(model):
-        try:
-            model(torch.from_numpy(probe.tokens).to(device))
-        finally:
-            taps.remove()
-    found = {
-        (row.keys["site"], row.keys["layer"]): row
-        for row in taps.rows(probe.name, probe.dataset, probe.sequence_ids)
-    }
-    sizes = architecture.size(model)
-    names = attention.HEAD_SCORES if is_repeat(probe) else attention.HEAD_SCORES[:-1]
-    rows = []
-    for layer in sorted({layer for _, layer in found}):
-        q, k = found["q.rot", layer], found["k.rot", layer]
-        shape = (*probe.tokens.shape, -1)
-        heads = int(sizes["n_heads"] or 0), int(sizes["n_kv_heads"] or 0)
-        queries, keys = (row.tensor.to_numpy().reshape(shape) for row in (q, k))
-        scores = attention.head_scores(queries, keys, *heads, names)
-        both = f"{q.tensor.content_hash} {k.tensor.content_hash}"
-        shared = {
-            "table_name": "activations",
-            "name": q.keys["name"],
-            "layer": layer,
-            "component": "attention",
-            "site": "attention",
-            "probe": probe.name,
-            "tensor_hash": xxhash.xxh3_128_hexdigest(both.encode()),
-            "metric_version": attention.VERSION,
-        }
-        for name, values in scores.items():
-            rows += [
-                {**shared, "head": head, "metric": name, "value": value}
-                for head, value in enumerate(values)
-            ]
-    return rows
-
-
-def check(model: nn.Module, heads: bool, layer_scores: bool) -> None:
+def check(model: nn.Module, of_heads: bool, layer_scores: bool) -> None:
     """Refuse scores that a model cannot give.
 
     Raises:
         RecordError: saying which.
     """
-    if heads:
-        hooks.resolve(model, ["q.rot", "k.rot"], None)
+    if of_heads:
+        hooks.resolve(model, heads.SITES, None)
     if layer_scores:
         _Lens(model)
-
-
-def is_repeat(probe: Probe) -> bool:
-    """Whether the second half of every sequence repeats the first."""
-    half = probe.tokens.shape[1] // 2
-    first, second = probe.tokens[:, :half], probe.tokens[:, half : 2 * half]
-    return half > 0 and probe.tokens.shape[1] == 2 * half and bool((first == second).all())
-
-
-def logits_of(model: nn.Module, ids: Tensor) -> Tensor:
-    """Return the logits that a model gives, `(sequences, T, vocab_size)`.
-
-    Raises:
-        RecordError: if it gives something else, or refuses the tokens.
-    """
-    try:
-        output = model(ids)
-    except (IndexError, RuntimeError) as error:
-        told = " ".join(str(error).split())
-        raise RecordError(f"the model cannot take the probe's tokens: {told:.200}") from None
-    logits = getattr(output, "logits", output)
-    if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[:2] != ids.shape:
-        shape = list(getattr(logits, "shape", []))
-        raise RecordError(
-            f"scores need logits [sequences, {ids.shape[1]}, vocabulary] from the model, not "
-            f"{type(logits).__name__} {shape}"
-        )
-    return logits
-
-
-@contextlib.contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Have the model evaluate without gradient, and put its modes back afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, was_training in modes.items():
-            module.training = was_training
 
 
 class _Lens:

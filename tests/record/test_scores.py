@@ -16,7 +16,8 @@ from pico.errors import RecordError
 from pico.metrics import attention_entropy, induction_score, previous_token_score
 from pico.models import build
 from pico.models.hf import to_hf
-from pico.record import probes, scores
+from pico.record import heads, hooks, passes, probes, scores
+from pico.record.hooks import TapPoint
 from pico.record.probes import Probe
 from tests.record.test_rotated import CONFIG, N_HEADS, N_KV_HEADS, T, pattern, qwen2, recorded
 
@@ -145,7 +146,7 @@ def test_the_model_is_left_as_it_was() -> None:
     model.layers[0].eval()
     modes = [module.training for module in model.modules()]
     scored(model, layers=True)
-    scores.head_scores(model, PROBE)
+    heads.head_scores(model, PROBE)
     assert [module.training for module in model.modules()] == modes
     assert all(parameter.grad is None for parameter in model.parameters())
     assert not any(module._forward_hooks for module in model.modules())
@@ -155,7 +156,7 @@ def test_the_model_is_left_as_it_was() -> None:
 def test_heads_are_scored_from_their_queries_and_keys() -> None:
     model = pico()
     repeated = probes.make("repeat", np.tile(TOKENS[:, : T // 2], 2), "text")
-    rows = scores.head_scores(model, repeated)
+    rows = heads.head_scores(model, repeated)
     at = recorded(model, torch.from_numpy(repeated.tokens))
     assert len(rows) == 2 * N_HEADS * 3
     for row in rows:
@@ -179,8 +180,30 @@ def test_heads_are_scored_from_their_queries_and_keys() -> None:
         assert value == pytest.approx(function(q, k, N_HEADS, N_KV_HEADS, 4), rel=1e-9)
 
 
+def test_many_sequences_go_through_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, points = pico(), [TapPoint(p, "all") for p in hooks.resolve(pico(), ["z"], None)]
+    whole = passes.activations(model, PROBE, points), heads.head_scores(model, PROBE)
+    sizes = []
+    monkeypatch.setattr(passes, "N_AT_A_TIME", 2)
+    monkeypatch.setattr("pico.metrics.attention._CHUNK", T * T)
+    model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    parted = passes.activations(model, PROBE, points), heads.head_scores(model, PROBE)
+    assert sizes == [2, 1, 2, 1]
+    for a, b in zip(whole[0], parted[0], strict=True):
+        assert a.keys == b.keys and a.keys["input_hash"] == PROBE.input_hash
+        np.testing.assert_allclose(a.tensor.to_numpy(), b.tensor.to_numpy(), atol=1e-6)
+    for a, b in zip(
+        *(
+            sorted(p[1], key=lambda r: (r["layer"], r["metric"], r["head"]))
+            for p in (whole, parted)
+        ),
+        strict=True,
+    ):
+        assert a["value"] == pytest.approx(b["value"], abs=1e-6)
+
+
 def test_only_what_repeats_has_an_induction_score() -> None:
-    assert {row["metric"] for row in scores.head_scores(pico(), PROBE)} == {
+    assert {row["metric"] for row in heads.head_scores(pico(), PROBE)} == {
         "attention_entropy",
         "previous_token_score",
     }
@@ -197,8 +220,10 @@ def test_what_cannot_be_scored_is_refused() -> None:
         transformers.GPT2Config(vocab_size=61, n_embd=12, n_layer=1, n_head=2, n_positions=16)
     )
     assert len(scored(gpt2, layers=True)) == 2 * 3 * (T - 1)
+    with pytest.raises(RecordError, match="cannot take the probe's tokens"):
+        heads.head_scores(to_hf(pico()), probes.make("mine", [[0, 99]], "text"))
     with pytest.raises(RecordError, match=r"no site 'q.rot'"):
-        scores.head_scores(gpt2, PROBE)
+        heads.head_scores(gpt2, PROBE)
 
 
 def test_bfloat16_logits_are_widened() -> None:
