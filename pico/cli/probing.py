@@ -30,7 +30,7 @@ def probe(
         typer.Option(
             "--probe",
             metavar="NAME|FILE",
-            help="text (the default), repeat, a .txt or .jsonl file.",
+            help="text (the default), repeat, a .txt or .jsonl file, or NAME=FILE.",
         ),
     ] = None,
     record: Annotated[str, typer.Option("--record", help=_RECORD)] = "token_scores",

@@ -77,7 +77,8 @@ class Evaluations:
 
         Args:
             target: a run, or a folder of a model that transformers saved.
-            probes: `text`, `repeat`, a probe that the lake has, or a `.txt` or `.jsonl` file.
+            probes: `text`, `repeat`, a probe that the lake has, or a `.txt` or `.jsonl` file, which
+                becomes a probe of the file's name, or with `NAME=FILE` of another.
             record: `token_scores`, `attention`, `activations:SITE` (several as `SITE+SITE`).
             steps: of a run: `all`, `last`, numbers, ranges as `0:300`.
             layer_scores: score tokens after each block too (logit lens).
@@ -94,25 +95,23 @@ class Evaluations:
             LeaseError: if another process probes the run.
             MissingExtraError: without the extra `train`.
         """
-        module, inputs, folder = (_module(name) for name in ("probe", "inputs", "folder"))
-        wants = module.Wants(**_wanted(record), layer_scores=layer_scores, positions=positions)
-        path = Path(os.fspath(target))
+        probe, inputs, folder, load = map(_module, ("probe", "inputs", "folder", "load"))
+        wants = probe.Wants(**_wanted(record, layer_scores), positions=positions)
+        path, words = Path(os.fspath(target)), _listed(probes)
         snapshot = Snapshot.take_or_empty(self.storage)
-        models = None
         if os.fspath(target) in snapshot.runs() or not path.is_dir():
-            name = os.fspath(target)
-            snapshot.check_run(name)
+            name, models = snapshot.check_run(os.fspath(target)), None
             given = steps if isinstance(steps, str) else ",".join(map(str, _listed(steps)))
-            chosen = module.choose_steps(_module("load").weight_steps(snapshot, name), given)
+            chosen = probe.choose_steps(load.weight_steps(snapshot, name), given)
+            row = load.run_row(snapshot, name)
+            asked = [inputs.find(snapshot, each, row, None, seq_len) for each in words]
         else:
             name, model = run or _name_of(path), folder.load(path)
-            folder.describe(self.storage, name, model, path)
+            row, tokenizer = folder.run_row(name, model, path), path / "tokenizer.json"
+            asked = [inputs.find(snapshot, each, row, tokenizer, seq_len) for each in words]
+            folder.describe(self.storage, name, step, model, path)
             chosen, models = [step], lambda _, __: model
-        snapshot = Snapshot.take(self.storage)
-        row = _module("load").run_row(snapshot, name)
-        tokenizer = path / "tokenizer.json" if models is not None else None
-        asked = [inputs.find(snapshot, each, row, tokenizer, seq_len) for each in _listed(probes)]
-        return module.run(self.storage, name, chosen, asked, wants, models, on_progress)  # type: ignore[no-any-return]
+        return probe.run(self.storage, name, chosen, asked, wants, models, on_progress)  # type: ignore[no-any-return]
 
     def average(self, run: str, steps: Sequence[int], as_run: str) -> int:
         """Write the mean of a run's checkpoints as a run of its own; returns its step.
@@ -216,7 +215,7 @@ def _listed(given: Any) -> list[Any]:
     return [given] if isinstance(given, (str, int)) else list(given)
 
 
-def _wanted(record: str | Sequence[str]) -> dict[str, Any]:
+def _wanted(record: str | Sequence[str], layer_scores: bool) -> dict[str, Any]:
     """Return what `Wants` is told of a list as `token_scores,activations:z+resid.post`."""
     words = [word.strip() for text in _listed(record) for word in text.split(",")]
     sites: list[str] = []
@@ -228,7 +227,10 @@ def _wanted(record: str | Sequence[str]) -> dict[str, Any]:
             raise RecordError(
                 f"record takes {', '.join(SCORES)} and activations:SITE+SITE, not {word!r}"
             )
-    return {**{score: score in words for score in SCORES}, "sites": tuple(sites)}
+    if layer_scores and "token_scores" not in words:
+        raise RecordError("layer scores are rows of token_scores; add it: record token_scores, …")
+    named = {score: score in words for score in SCORES}
+    return {**named, "layer_scores": layer_scores, "sites": tuple(dict.fromkeys(sites))}
 
 
 def _name_of(path: Path) -> str:

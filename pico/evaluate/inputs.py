@@ -41,7 +41,8 @@ def find(
 
     Args:
         snapshot: of the lake.
-        name: `text`, `repeat`, a probe that the lake has, or the path of a `.txt` or `.jsonl` file.
+        name: `text`, `repeat`, a probe that the lake has, or the path of a `.txt` or `.jsonl` file,
+            as `NAME=FILE` where the probe shall not be named after it.
         row: the run's row of the table `runs`.
         tokenizer_file: a `tokenizer.json` for texts, where the run's data set has none.
         seq_len: tokens of a sequence; by default those that training used, at most the model's.
@@ -69,8 +70,7 @@ def _find(
 ) -> Probe:
     dataset = row["dataset"] or row["run_id"]
     if name.endswith((".txt", ".jsonl")) or os.path.sep in name:
-        path = Path(name)
-        return _of_file(path, dataset, _tokenizer(snapshot, dataset, tokenizer_file), seq_len, row)
+        return _of_file(name, dataset, _tokenizer(snapshot, dataset, tokenizer_file), seq_len, row)
     stored = _stored(snapshot, dataset, name)
     if stored is not None:
         return stored
@@ -162,13 +162,16 @@ def _tokenizer(snapshot: Snapshot, dataset: str, file: Path | None) -> Tokenizer
 
 
 def _of_file(
-    path: Path,
+    given: str,
     dataset: str,
     tokenizer: Tokenizer | None,
     seq_len: int | None,
     row: Mapping[str, Any],
 ) -> Probe:
     """Return a probe from a file: a sequence from each line of JSON, or from each paragraph."""
+    word, is_named, rest = given.partition("=")
+    path = Path(rest if is_named and not Path(given).exists() else given)
+    name = word if path != Path(given) else re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.")
     lists = []
     for where, item in _items(path):
         if isinstance(item, str):
@@ -183,8 +186,7 @@ def _of_file(
     if not lists:
         raise DataError(f"{path} holds no sequence of two tokens or more; a probe needs one")
     length = min(seq_len or row["seq_len"] or 2**30, min(map(len, lists)))
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-.") or "file"
-    return probes.make(name, np.asarray([item[:length] for item in lists]), dataset)
+    return probes.make(name or "file", np.asarray([item[:length] for item in lists]), dataset)
 
 
 def _items(path: Path) -> Iterator[tuple[str, str | Sequence[int]]]:

@@ -13,40 +13,22 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from torch import nn
 
 from pico.errors import RecordError
 from pico.evaluate import load
+from pico.evaluate.present import Present, Wants
 from pico.lake.commit import Stream, Transaction
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.lake.table import write_rows, write_tensors
-from pico.record import hooks, probes, rows, scores
-from pico.record.hooks import Positions, TapPoint, Taps
+from pico.record import heads, hooks, passes, probes, rows, scores
+from pico.record.hooks import TapPoint
 from pico.record.probes import Probe
 
 Models: TypeAlias = Callable[[Snapshot, int], nn.Module]
 """Gives the model of a step."""
 Progress: TypeAlias = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Wants:
-    """What is asked about each probe at each step."""
-
-    token_scores: bool = True
-    layer_scores: bool = False
-    attention: bool = False
-    sites: tuple[str, ...] = ()
-    """Sites whose activations are stored."""
-    positions: Positions = "all"
-
-    def __str__(self) -> str:
-        """Name what is asked."""
-        named = ["token_scores"] * self.token_scores + ["attention"] * self.attention
-        named += [f"activations:{site}" for site in self.sites]
-        return ", ".join(named)
 
 
 @dataclass
@@ -97,75 +79,63 @@ def run(
     for probe in asked:
         probes.store(storage, probe)
     with Stream(storage, f"derive.{run}.probe") as stream:
-        todo = _Missing(Snapshot.take(storage), run, wants)
-        missing = {step: [p for p in asked if todo.lacks(step, p)] for step in steps}
-        done.present = sum(not lacking for lacking in missing.values())
+        there = Present(Snapshot.take(storage), run, steps, wants)
+        asked_at = {
+            step: [(probe, there.missing(step, probe)) for probe in asked] for step in steps
+        }
+        missing = {
+            step: [(probe, left) for probe, left in of_step if not left.is_nothing]
+            for step, of_step in asked_at.items()
+        }
         work = [(step, lacking) for step, lacking in missing.items() if lacking]
+        done.present = len(missing) - len(work)
         for number, (step, lacking) in enumerate(work):
             if progress is not None:
                 progress(number, len(work))
             before = Snapshot.take(storage)
             model = live(before, step)
-            parts = [_Part(model, run, step, p, todo.of(step, p)) for p in lacking]
-            transaction = stream.begin()
-            for part in parts:
-                part.write(transaction, done.written)
-            if _weights(before, run, step) != _weights(Snapshot.take(storage), run, step):
-                raise RecordError(
-                    f"run {run!r} was changed at step {step} while it was probed; probe it again"
-                )
-            transaction.commit()
-            done.steps.append(step)
+            parts = [_Part(model, run, step, probe, left) for probe, left in lacking]
+            _commit(stream, before, run, step, parts, done)
         if progress is not None and work:
             progress(len(work), len(work))
     return done
 
 
+def _commit(
+    stream: Stream, before: Snapshot, run: str, step: int, parts: Sequence[_Part], done: Probed
+) -> None:
+    """Write a step's parts in one commit, as long as the weights that were probed stand."""
+    changed = RecordError(
+        f"run {run!r} was changed at step {step} while it was probed; probe it again"
+    )
+    transaction = stream.begin()
+    for part in parts:
+        part.write(transaction, done.written)
+    if not _stands(stream.storage, before, run, step):
+        raise changed
+    transaction.commit()
+    if not _stands(stream.storage, before, run, step):  # the run went back while this was committed
+        _undo(stream, transaction.id)
+        raise changed
+    done.steps.append(step)
+
+
+def _stands(storage: Storage, before: Snapshot, run: str, step: int) -> bool:
+    """Whether the weights of a step are still those of a snapshot, whatever files they lie in."""
+    return _weights(before, run, step) == _weights(Snapshot.take(storage), run, step)
+
+
 def _weights(snapshot: Snapshot, run: str, step: int) -> set[tuple[str, str]]:
-    """Return which weights stand at a step, whatever files they lie in."""
     found = snapshot.read("weights", ["name", "content_hash"], [run], [step])
     return set(zip(found["name"].to_pylist(), found["content_hash"].to_pylist(), strict=True))
 
 
-class _Missing:
-    """What the lake has of a run's probes, and so what it lacks."""
-
-    def __init__(self, snapshot: Snapshot, run: str, wants: Wants) -> None:
-        self._wants = wants
-        tokens = snapshot.read("token_scores", ["global_step", "probe", "layer"], [run])
-        is_output = pc.is_null(tokens["layer"])
-        self._tokens = _pairs(tokens.filter(is_output))
-        self._layers = _pairs(tokens.filter(pc.invert(is_output)))
-        heads = snapshot.read("metrics", ["global_step", "probe", "site"], [run])
-        self._heads = _pairs(
-            heads.filter(pc.fill_null(pc.equal(heads["site"], "attention"), False))
-        )
-        stored = snapshot.read("activations", ["global_step", "probe", "site"], [run])
-        self._sites = set(
-            zip(*(stored[name].to_pylist() for name in stored.column_names), strict=True)
-        )
-
-    def of(self, step: int, probe: Probe) -> Wants:
-        """Return what is asked and missing."""
-        at, wants = (step, probe.name), self._wants
-        layers = wants.token_scores and wants.layer_scores and at not in self._layers
-        return Wants(
-            token_scores=wants.token_scores and at not in self._tokens,
-            layer_scores=layers,
-            attention=wants.attention and at not in self._heads,
-            sites=tuple(site for site in wants.sites if (*at, site) not in self._sites),
-            positions=wants.positions,
-        )
-
-    def lacks(self, step: int, probe: Probe) -> bool:
-        """Whether anything is."""
-        wants = self.of(step, probe)
-        return bool(wants.token_scores or wants.layer_scores or wants.attention or wants.sites)
-
-
-def _pairs(found: pa.Table) -> set[tuple[int, str]]:
-    unique = found.select(["global_step", "probe"]).group_by(["global_step", "probe"]).aggregate([])
-    return set(zip(unique["global_step"].to_pylist(), unique["probe"].to_pylist(), strict=True))
+def _undo(stream: Stream, txn: str) -> None:
+    """Withdraw what a transaction committed."""
+    live = Snapshot.take(stream.storage).all_files()
+    undo = stream.begin()
+    undo.take_away([entry for entry in live if entry.txn == txn], withdraw=True)
+    undo.commit()
 
 
 class _Part:
@@ -176,7 +146,9 @@ class _Part:
         self._model = model
         scores.check(model, wants.attention, wants.layer_scores)
         self._points = [
-            TapPoint(p, wants.positions) for p in hooks.resolve(model, wants.sites, None)
+            TapPoint(point, wants.positions)
+            for point in hooks.resolve(model, wants.sites, None)
+            if (point.site, point.layer) not in wants.stored
         ]
 
     def write(self, transaction: Transaction, written: dict[str, int]) -> None:
@@ -187,11 +159,11 @@ class _Part:
             _count(written, "token_scores", counter.n)
         buffer = rows.RowBuffer(self._run)
         if self._wants.attention:
-            heads = scores.head_scores(self._model, self._probe)
-            buffer.add("metrics", self._step, heads)
-            _count(written, "metrics", len(heads))
+            of_heads = heads.head_scores(self._model, self._probe)
+            buffer.add("metrics", self._step, of_heads)
+            _count(written, "metrics", len(of_heads))
         if self._points:
-            tensors = self._activations()
+            tensors = passes.activations(self._model, self._probe, self._points)
             where: dict[str, Any] = {"run": self._run, "step": self._step}
             write_tensors(transaction, "activations", where, tensors)
             stats = [rows.stats_row("activations", row, stored=True) for row in tensors]
@@ -206,16 +178,6 @@ class _Part:
         )
         for table in of:
             yield table if wants.token_scores else table.filter(pc.is_valid(table["layer"]))
-
-    def _activations(self) -> list[Any]:
-        taps = Taps(self._model, self._points)
-        device = next(self._model.parameters()).device
-        with scores.undisturbed(self._model):
-            try:
-                self._model(torch.from_numpy(self._probe.tokens).to(device))
-            finally:
-                taps.remove()
-        return taps.rows(self._probe.name, self._probe.dataset, self._probe.sequence_ids)
 
 
 class _Counter:

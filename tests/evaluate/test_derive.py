@@ -9,6 +9,7 @@ import torch
 
 import pico
 from pico.errors import RecordError, RunNameError
+from pico.evaluate import load
 from tests.evaluate.test_probe import train
 from tests.train import tiny
 
@@ -100,3 +101,24 @@ def test_frozen_tensors_and_whole_numbers(tmp_path: Path) -> None:
     lake.average("plain", [0, 2], "mean")
     rows = lake.sql("SELECT name, dtype FROM weights WHERE run = 'mean'").fetchall()
     assert ("count", "int64") in rows and len(rows) == 5
+
+
+def test_bfloat16_stays_what_it_is(lake: pico.Lake) -> None:
+    """The mean is taken in the dtype of the weights, as torch takes it."""
+    model = lake.load_model("first", 4).to(torch.bfloat16)
+    recorder = pico.Recorder(lake, run="half", model=model, record={"weights": {"every": 1}})
+    with recorder:
+        for _ in range(2):
+            for parameter in model.parameters():
+                parameter.data *= 1.01
+            recorder.step()
+    assert lake.average("half", [0, 1, 2], as_run="half-mean") == 2
+    states = [state_of_half(lake, "half", step) for step in (0, 1, 2)]
+    made = state_of_half(lake, "half-mean", 2)
+    for key, value in made.items():
+        assert value.dtype == torch.bfloat16
+        assert torch.equal(value, torch.stack([each[key] for each in states]).mean(0))
+
+
+def state_of_half(lake: pico.Lake, run: str, step: int) -> dict[str, torch.Tensor]:
+    return load.state_dict(lake.snapshot(), run, step)

@@ -199,6 +199,74 @@ def test_a_run_that_is_changed_meanwhile_is_said(
     assert rows(lake, "token_scores", "first") == []
 
 
+def test_a_run_that_goes_back_during_the_commit_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = train(tmp_path)
+    lake.probe("first", "repeat", "token_scores,activations:z", 0)
+    before = tokens(lake, "first")
+    states = iter([{("a", "1")}, {("a", "1")}, {("a", "1")}, {("a", "2")}])
+    monkeypatch.setattr(probe, "_weights", lambda *_: next(states))
+    with pytest.raises(RecordError, match="was changed at step 1 while it was probed"):
+        lake.probe("first", "repeat", "token_scores,activations:z", 1)
+    assert tokens(lake, "first") == before
+    assert {row["global_step"] for row in rows(lake, "activations", "first")} == {0}
+    monkeypatch.undo()
+    assert lake.probe("first", "repeat", "token_scores,activations:z", 1).steps == [1]
+    assert lake.verify(deep=True).is_sound
+
+
+def test_positions_that_are_there(lake: pico.Lake) -> None:
+    """All positions hold the last one; the last one is not all."""
+    lake.probe("later", "repeat", "activations:z", [0], positions="all")
+    assert lake.probe("later", "repeat", "activations:z", [0], positions="last").steps == []
+    lake.probe("later", "repeat", "activations:z", [2], positions="last")
+    with pytest.raises(RecordError, match="has z of probe 'repeat' at step 2 for 1 of 16 pos"):
+        lake.probe("later", "repeat", "activations:z", [0, 2], positions="all")
+    assert len([r for r in rows(lake, "activations", "later") if r["site"] == "z"]) == 4
+
+
+def test_layers_that_are_missing_are_added(tmp_path: Path) -> None:
+    lake = train(tmp_path)
+    config = tiny.config(tmp_path / "text.txt")
+    sites = {"probe": "repeat", "sites": ["z"], "layers": [1], "positions": "all", "every": 3}
+    config["record"] = {"weights": True, "activations": [sites]}
+    lake.train(config, "second")
+    done = lake.probe("second", "repeat", "activations:z", "3")
+    assert (done.steps, done.written["activations"]) == ([3], 1)
+    at = [(r["layer"], r["input_hash"]) for r in rows(lake, "activations", "second")]
+    assert sorted(at)[0] == (0, at[0][1])
+    assert lake.probe("second", "repeat", "activations:z", "3").steps == []
+
+
+def test_a_folder_of_other_weights_is_told_apart(lake: pico.Lake, tmp_path: Path) -> None:
+    lake.load_model("later", 6, as_="hf").save_pretrained(tmp_path / "m")
+    (tmp_path / "mine.jsonl").write_text('{"tokens": [1, 2, 3]}')
+    before = lake.snapshot().runs()
+    with pytest.raises(RecordError, match="no probe 'txt'"):
+        lake.probe(tmp_path / "m", "txt", run="hf")
+    assert lake.snapshot().runs() == before
+    lake.probe(tmp_path / "m", str(tmp_path / "mine.jsonl"), run="hf", step=6)
+    stats = {r["name"]: r["frobenius_norm"] for r in rows(lake, "tensor_stats", "hf")}
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    assert stats == {
+        name: pytest.approx(float(p.detach().norm()), rel=1e-6)
+        for name, p in theirs.named_parameters()
+    }
+    lake.load_model("later", 4, as_="hf").save_pretrained(tmp_path / "m")
+    with pytest.raises(RunNameError, match="'hf' has other weights at step 6 than"):
+        lake.probe(tmp_path / "m", str(tmp_path / "mine.jsonl"), run="hf", step=6)
+    lake.probe(tmp_path / "m", str(tmp_path / "mine.jsonl"), run="hf", step=4)
+    assert {row["global_step"] for row in rows(lake, "token_scores", "hf")} == {4, 6}
+    assert lake.verify(deep=True).is_sound
+
+
+def test_a_file_can_be_given_a_name(lake: pico.Lake, tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"tokens": [1, 2, 3]}')
+    lake.probe("later", f"verse={tmp_path / 'mine.jsonl'}", steps=0)
+    assert {row["probe"] for row in rows(lake, "token_scores", "later")} == {"verse"}
+
+
 def test_a_folder_of_hugging_face(lake: pico.Lake, tmp_path: Path) -> None:
     """Scores of the folder are those of transformers itself, and those of the run it came from."""
     lake.load_model("later", 6, as_="hf").save_pretrained(tmp_path / "saved.model")
@@ -251,6 +319,7 @@ def test_texts_are_tokenised_as_the_run_was(lake: pico.Lake, tmp_path: Path) -> 
         ({"steps": "x"}, RecordError, "steps are all, last, numbers, or ranges"),
         ({"record": "losses"}, RecordError, "record takes token_scores, attention and"),
         ({"record": "activations:zz"}, RecordError, "no site 'zz'"),
+        ({"record": "attention", "layer_scores": True}, RecordError, "rows of token_scores; add"),
         ({"probes": "nosuch.txt"}, DataError, "cannot read nosuch.txt: No such file"),
     ],
 )
