@@ -11,8 +11,12 @@
 WITH taken AS (
     SELECT step, layer, input_hash, tensor
     FROM activations
-    WHERE run = $run AND site = $site AND probe = $probe AND part = 0
-    QUALIFY step = coalesce($step, max(step) OVER ())
+    WHERE
+        run = $run AND site = $site AND probe = $probe AND part = 0
+        AND step = coalesce(
+            $step,
+            (SELECT max(step) FROM activations WHERE run = $run AND site = $site AND probe = $probe)
+        )
 )
 SELECT a.step, a.layer, b.layer AS other_layer, cka(a.tensor, b.tensor) AS cka
 FROM taken AS a

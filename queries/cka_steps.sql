@@ -11,8 +11,12 @@
 WITH taken AS (
     SELECT step, layer, input_hash, tensor
     FROM activations
-    WHERE run = $run AND site = $site AND probe = $probe AND part = 0
-    QUALIFY layer IS NOT DISTINCT FROM coalesce($layer, max(layer) OVER ())
+    WHERE
+        run = $run AND site = $site AND probe = $probe AND part = 0
+        AND layer IS NOT DISTINCT FROM coalesce(
+            $layer,
+            (SELECT max(layer) FROM activations WHERE run = $run AND site = $site AND probe = $probe)
+        )
 )
 SELECT a.step, b.step AS other_step, a.layer, cka(a.tensor, b.tensor) AS cka
 FROM taken AS a

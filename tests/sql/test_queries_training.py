@@ -18,6 +18,7 @@ from tests.train import tiny
 
 torch.set_num_threads(1)
 STEPS = range(7)
+RUNS = ("first", "second")
 RECORDED = (0, 2, 4, 6)
 RECORD = {
     "checkpoints": {"every": 3},
@@ -126,6 +127,22 @@ def test_moments_at_jump(lake: pico.Lake) -> None:
         moment = stored[f"{row['name']} {row['state']}"]
         assert row["frobenius_norm"] == pytest.approx(np.linalg.norm(moment), rel=1e-5)
         assert row["max_abs"] == pytest.approx(np.abs(moment).max(), rel=1e-6)
+
+
+def test_cka_of_runs(lake: pico.Lake) -> None:
+    rows = ask(lake, "cka_runs")
+    last = {run: tensors(lake, "activations", 6, run)["layers.1 resid.post"] for run in RUNS}
+    assert [(r["run"], r["other_run"]) for r in rows] == [(a, b) for a in RUNS for b in RUNS]
+    for row in rows:
+        assert (row["step"], row["other_step"], row["layer"]) == (6, 6, 1)
+        expected = linear_cka(last[row["run"]], last[row["other_run"]])
+        assert row["cka"] == pytest.approx(expected, abs=1e-6)
+    early = ask(lake, "cka_runs", step=2, layer=0)
+    first = {run: tensors(lake, "activations", 2, run)["layers.0 resid.post"] for run in RUNS}
+    assert {(r["step"], r["layer"]) for r in early} == {(2, 0)}
+    [cross] = [r for r in early if (r["run"], r["other_run"]) == RUNS]
+    assert cross["cka"] == pytest.approx(linear_cka(*first.values()), abs=1e-6)
+    assert cross["cka"] < 0.99
 
 
 def test_cka_of_layers_and_of_steps(lake: pico.Lake) -> None:
