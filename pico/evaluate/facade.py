@@ -157,7 +157,7 @@ class Evaluations:
             query: name of a shipped query.
             parameters: of the query.
             sql: SQL in place of a query.
-            options: `kind`, `x`, `y`, `color`, `value`, `title` of `pico.report.plots.figure`.
+            options: what `pico.report.plots.figure` takes: `kind`, `x`, `y`, `value`, ….
 
         Raises:
             QueryError: for a query that does not run, or an answer that cannot be drawn.

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,24 @@ import polars as pl
 
 from pico.errors import PicoError, QueryError
 from pico.lake.snapshot import Snapshot
-from pico.report import page, plots
+from pico.report import page, plots, tables
 from pico.report.page import Picture, Section
 from pico.sql import library, session, statements
 
 _MAX_RUNS = 6
 _SIZE = (4.8, 3.3)
 """Inches: letters are legible where a figure is as wide as a phone."""
-_NO_SETTINGS = ("run", "run_uuid", "created_at", "library_versions")
 _FIRST = {
     *("family", "n_params", "n_layers", "d_model", "n_heads", "vocab_size", "seq_len"),
     *("dataset", "max_steps", "optimizer.lr", "optimizer.schedule", "tokens_per_step"),
 }
 _MAX_CKA_STEPS = 24
+_CKA = "linear CKA"
+_ALIKE = (
+    "CKA is 1 where one representation is the other, turned or scaled, and near 0 where they have "
+    "nothing in common."
+)
+_TEXT_STREAM = "activations: [{probe: text, sites: [resid.post], schedule: pythia}]"
 
 
 def write(
@@ -94,17 +98,9 @@ class _Story:
     def configs(self) -> Section:
         """Tell the settings, those that differ first."""
         rows = self._sql("SELECT * EXCLUDE (extra) FROM runs")
-        of_run = {row["run"]: _flat(row) for row in rows.to_dicts() if row["run"] in self.runs}
-        keys = list(dict.fromkeys(key for flat in of_run.values() for key in flat))
-        differing, same = [], []
-        for key in keys:
-            values = [of_run[run].get(key) for run in of_run]
-            row = {"setting": key, **{run: _short(of_run[run].get(key)) for run in of_run}}
-            if len({json.dumps(value, default=str) for value in values}) > 1:
-                differing.append(row)
-            elif values[0] is not None:
-                same.append(row)
-        if len(of_run) > 1:
+        of_runs = [row for row in rows.to_dicts() if row["run"] in self.runs]
+        differing, same = tables.settings(of_runs)
+        if len(of_runs) > 1:
             lead = f"What differs; {len(same)} settings are the same."
             return Section("Config", lead, table=differing, more=same)
         first = [row for row in same if row["setting"] in _FIRST]
@@ -113,17 +109,25 @@ class _Story:
     def losses(self) -> Section:
         """Show training and held-out loss by tokens."""
         frame = self._query("loss_by_tokens")
-        held = frame.drop_nulls("heldout_loss")
-        pictures = self._picture(
-            frame.drop_nulls("loss"), "Training loss of each step's batch.", value="loss"
-        ) + self._picture(held, "Loss on held-out text.", value="heldout_loss")
+        columns = {"loss": "training batch", "heldout_loss": "held-out text"}
+        parts = [
+            frame.select("run", "tokens", "step", loss=name, text=pl.lit(text)).drop_nulls("loss")
+            for name, text in columns.items()
+        ]
+        known = self._sql(_UNIGRAM, [self.runs[0]]).item(0, 0)
+        caption = "Loss by tokens seen: dots on held-out text, thin lines of each step's batch."
         lead = ""
-        baseline = self._sql(_UNIGRAM, [self.runs[0]])
-        if baseline.height and baseline.item(0, 0) is not None:
+        if known is not None:
             lead = (
-                f"Knowing only how frequent each token is gives {baseline.item(0, 0):.3f} nats "
-                "per token; below that, context helps."
+                f"Knowing only how frequent each token is gives {known:.3f} nats per token; below "
+                "that, context helps."
             )
+        pictures = self._picture(
+            pl.concat(parts),
+            caption,
+            value="loss",
+            reference=None if known is None else (known, "token frequencies alone"),
+        )
         return Section("Loss", lead, pictures, note="" if pictures else "No loss was recorded.")
 
     def norms(self) -> Section:
@@ -132,7 +136,7 @@ class _Story:
         for component in ("o", "down", "embed"):
             frame = self._query("norm_growth", component=component)
             caption = f"Frobenius norm of {component}, as a multiple of that of its first record."
-            pictures += self._picture(frame, caption, value="growth")
+            pictures += self._picture(frame, caption, value="growth", label="norm / first norm")
         return Section(
             "Norms of weights", "", pictures, note="" if pictures else _record("weights: pythia")
         )
@@ -181,7 +185,13 @@ class _Story:
         for run, frame in frames.items():
             caption = f"Induction score of every head of {run}: 1 would be perfect copying."
             pictures += self._picture(
-                frame, caption, kind="heatmap", x="step", y="head", limits=(0.0, most)
+                frame,
+                caption,
+                kind="heatmap",
+                x="step",
+                y="head",
+                limits=(0.0, most),
+                label="induction score",
             )
         note = "" if pictures else _record("probes: {repeat: {every: 50, record: [attention]}}")
         return Section("Attention heads", "", pictures, note=note)
@@ -192,19 +202,22 @@ class _Story:
         for run in self.runs[:2]:
             frame = _thinned(self._query("cka_steps", run=run))
             caption = f"Linear CKA of the last layer of {run} with itself, step against step."
-            pictures += self._picture(frame, caption)
+            pictures += self._picture(frame, caption, limits=(0.0, 1.0), label=_CKA)
         for other in self.runs[1:]:
             frame = self._query(
                 "cka_between_runs", run=self.runs[0], other=other, site="resid.post"
             )
             caption = f"Linear CKA of {self.runs[0]} and {other} on the same text, by layer."
-            pictures += self._picture(frame, caption, value="cka")
-        note = (
-            ""
-            if pictures
-            else _record("activations: [{probe: text, sites: [resid.post], schedule: pythia}]")
-        )
-        return Section("Similarity of representations", "", pictures, note=note)
+            pictures += self._picture(frame, caption, value="cka", label=_CKA)
+        lead = _ALIKE if pictures else ""
+        if len(self.runs) > 1:
+            frame = self._query("cka_runs").filter(pl.col("other_run").is_in(self.runs))
+            caption = "Linear CKA of the last layers of runs with each other, at the last step."
+            pictures += self._picture(
+                frame, caption, kind="heatmap", x="run", y="other_run", label=_CKA, limits=(0, 1)
+            )
+        note = "" if pictures else _record(_TEXT_STREAM)
+        return Section("Similarity of representations", lead, pictures, note=note)
 
     def samples(self) -> Section:
         """Show what checkpoints write."""
@@ -213,21 +226,25 @@ class _Story:
             from pico.evaluate import load, samples
         except ModuleNotFoundError:
             return Section(title, note="Samples need torch: the extra train of pico-lake.")
-        texts, run = [], self.runs[0]
-        try:
-            steps = load.weight_steps(self._snapshot, run)
-            chosen = sorted({steps[round(i * (len(steps) - 1) / 4)] for i in range(5)})
-            for row in samples.samples(self._snapshot, run, chosen, n_prompts=1):
-                texts.append((f"Step {row['step']}", f"{row['prompt']} ▸ {row['text']}"))
-        except (PicoError, IndexError) as error:
-            return Section(title, note=f"No samples of {run}: {error}")
-        lead = f"{run}, from held-out text, the likeliest token each time; ▸ is where it begins."
-        return Section(title, lead, texts=texts)
+        texts, missing = [], []
+        n_steps = 5 if len(self.runs) < 3 else 3
+        for run in self.runs:
+            try:
+                steps = load.weight_steps(self._snapshot, run)
+                last = len(steps) - 1
+                chosen = sorted({steps[round(i * last / (n_steps - 1))] for i in range(n_steps)})
+                for row in samples.samples(self._snapshot, run, chosen, n_prompts=1):
+                    heading = f"{run}, step {row['step']:,}"
+                    texts.append((heading, f"{row['prompt']} ▸ {row['text']}"))
+            except (PicoError, IndexError) as error:
+                missing.append(f"No samples of {run}: {error}")
+        lead = "From held-out text, the likeliest token each time; ▸ is where the model begins."
+        return Section(title, lead if texts else "", texts=texts, note=" ".join(missing))
 
     def sizes(self) -> Section:
-        """Tell bytes per table."""
-        rows = self._query("bytes_per_table").filter(pl.col("run").is_in(self.runs))
-        return Section("Size", "What the lake keeps of these runs.", table=rows.to_dicts())
+        """Tell megabytes per table."""
+        table = tables.megabytes(self._query("bytes_per_table"), self.runs)
+        return Section("Size", "Megabytes that the lake keeps of these runs.", table=table)
 
     def _of_weights(self, title: str, metric: str, caption: str) -> Section:
         pictures = []
@@ -252,9 +269,11 @@ class _Story:
             return []
         try:
             drawn = plots.figure(frame, size=_SIZE, **options)
-            return [Picture(plots.svg(drawn), caption)]
         except QueryError:
             return []  # all values NULL or NaN: nothing to see
+        return [
+            Picture(plots.svg(drawn), caption, *tables.last_numbers(frame, options.get("value")))
+        ]
 
     def _query(self, name: str, **given: Any) -> pl.DataFrame:
         texts = {key: str(value) for key, value in given.items()}
@@ -265,32 +284,6 @@ class _Story:
     def _sql(self, sql: str, given: Sequence[Any] = ()) -> pl.DataFrame:
         found = self._connection.sql(sql, params=list(given))
         return pl.DataFrame(pl.from_arrow(statements.fetch(found)))
-
-
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Return settings of a run under dotted names."""
-    config = json.loads(row.pop("config") or "{}")
-    found = {key: value for key, value in row.items() if key not in _NO_SETTINGS}
-
-    def add(prefix: str, value: Any) -> None:
-        if isinstance(value, dict) and value:
-            for key, item in value.items():
-                add(f"{prefix}.{key}" if prefix else key, item)
-        else:
-            found[prefix] = value
-
-    add("", config)
-    for seed in ("init", "data", "dropout"):
-        if f"seeds.{seed}" in found:
-            found.pop(f"seed_{seed}", None)  # the same, told twice
-    return found
-
-
-def _short(value: Any) -> str:
-    if value is None:
-        return ""
-    text = value if isinstance(value, str) else json.dumps(value, default=str).strip('"')
-    return text if len(text) <= 80 else text[:77] + "…"
 
 
 def _frequent_first(frame: pl.DataFrame) -> str:

@@ -29,7 +29,7 @@ nav { display: flex; flex-wrap: wrap; gap: .2rem .9rem; font-size: .9rem; margin
 a { color: var(--accent); text-decoration: none; } a:hover { text-decoration: underline; }
 figure { margin: .8rem 0 1.4rem; background: var(--card); border: 1px solid var(--line);
   border-radius: 8px; padding: .6rem; }
-section > figure { max-width: 46rem; }
+section > figure { max-width: 36rem; }
 figure svg { display: block; width: 100%; height: auto; }
 figcaption { font-size: .88rem; padding: .4rem .2rem 0; color: #5a5f66; }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr));
@@ -43,6 +43,7 @@ th:first-child, td:first-child { overflow-wrap: normal; white-space: nowrap; }
 td.number { text-align: right; white-space: nowrap; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font: .85rem/1.45 ui-monospace, monospace;
   border-left: 3px solid var(--line); padding-left: .8rem; margin: .4rem 0 1rem; }
+figure details { padding: .3rem .2rem 0; color: #1c1e21; --line: #dcdee2; --soft: #5a5f66; }
 details summary { cursor: pointer; color: var(--soft); font-size: .88rem; }
 @media print { body { max-width: none; } figure { break-inside: avoid; } nav { display: none; } }
 """
@@ -55,6 +56,9 @@ class Picture:
     svg: str
     caption: str
     """One or two sentences; also what a screen reader says."""
+    numbers: Sequence[Mapping[str, Any]] = ()
+    """Some of what is drawn, as a table that is folded away."""
+    numbers_title: str = ""
 
 
 @dataclass
@@ -118,9 +122,7 @@ def _section(number: int, section: Section) -> str:
         parts.append(f'<div class="grid">{figures}</div>' if len(section.pictures) > 1 else figures)
     if section.table:
         parts.append(_table(section.table))
-    if section.more:
-        table = _table(section.more)
-        parts.append(f"<details><summary>{len(section.more)} more</summary>{table}</details>")
+    parts.append(_folded(f"{len(section.more)} more", section.more))
     for heading, text in section.texts:
         parts.append(f"<p><strong>{_text(heading)}</strong></p><pre>{_text(text)}</pre>")
     if section.note:
@@ -131,7 +133,15 @@ def _section(number: int, section: Section) -> str:
 def _figure(picture: Picture) -> str:
     label = f'<svg role="img" aria-label="{_text(picture.caption)}" '
     drawn = picture.svg.replace("<svg ", label, 1)
-    return f"<figure>{drawn}<figcaption>{_text(picture.caption)}</figcaption></figure>"
+    caption = f"<figcaption>{_text(picture.caption)}</figcaption>"
+    folded = _folded(picture.numbers_title, picture.numbers)
+    return f"<figure>{drawn}{caption}{folded}</figure>"
+
+
+def _folded(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return ""
+    return f"<details><summary>{_text(title)}</summary>{_table(rows)}</details>"
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:

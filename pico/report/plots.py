@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import polars as pl
 
 from pico.errors import MissingExtraError, QueryError, did_you_mean
-from pico.report import labels
+from pico.report import labels, legends
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,14 +28,20 @@ RUN_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", 
 """Of Okabe and Ito: told apart by everybody."""
 SUFFIXES = (".png", ".svg", ".html")
 _AXES = ("step", "tokens")
-_KEYS = (
-    *("run", "step", "tokens", "next_step", "other_step", "last_step", "layer", "other_layer"),
+KEYS = (
+    *("run", "other_run", "step", "tokens", "next_step", "other_step", "last_step"),
+    *("layer", "other_layer"),
     *("head", "component", "name", "site", "probe", "state", "stage", "count_from"),
     *("surprisal_from", "rank", "micro_step", "position", "n_targets", "n_units", "n_dead"),
+    "text",
 )
+"""Columns that say what a value is about, in the order in which a table has them."""
 _COLORS = ("layer", "count_from", "surprisal_from", "head", "run")
-_SQUARES = (("step", "other_step"), ("layer", "other_layer"))
-_MAX_LABELS = 8
+_SQUARES = (("run", "other_run"), ("step", "other_step"), ("layer", "other_layer"))
+_FEW_CELLS = 36
+"""So few of a heat map hold their numbers."""
+_MANY_POINTS = 100
+"""A line of more is thin, so that what moves less is seen through it."""
 
 
 def figure(
@@ -48,6 +54,8 @@ def figure(
     title: str | None = None,
     size: tuple[float, float] = (7.0, 4.0),
     limits: tuple[float, float] | None = None,
+    label: str | None = None,
+    reference: tuple[float, str] | None = None,
 ) -> Figure:
     """Draw a query's answer.
 
@@ -61,6 +69,8 @@ def figure(
         title: over the figure.
         size: inches.
         limits: of the colours of a heat map; by default its least and greatest value.
+        label: what the value is called; by default its column, with the unit.
+        reference: a value that lines are compared with, and its name.
 
     Returns:
         A matplotlib figure, to be written by `save`.
@@ -81,7 +91,7 @@ def figure(
                 f"the answer has no column {name!r}.{did_you_mean(name, frame.columns)} "
                 f"It has: {', '.join(frame.columns)}"
             )
-    value = value or _value_of(frame)
+    value = value or value_of(frame)
     square = next((s for s in _SQUARES if set(s) <= set(frame.columns)), None)
     if kind is None:
         kind = "heatmap" if square or {"head", "step"} <= set(frame.columns) or y else "line"
@@ -93,6 +103,10 @@ def figure(
         _heatmap(axes, frame, x or square[0], y or square[1], value, limits)
     else:
         _lines(axes, frame, x or _axis_of(frame), color or _color_of(frame), value)
+        if reference is not None:
+            legends.tell_reference(axes, *reference)
+    if label is not None:
+        (drawn.axes[-1] if kind == "heatmap" else axes).set_ylabel(label, parse_math=False)
     if title:
         axes.set_title(
             labels.plain(title, 72), loc="left", fontsize=11, fontweight="bold", parse_math=False
@@ -151,7 +165,7 @@ def _lines(axes: Axes, frame: pl.DataFrame, x: str, color: str | None, value: st
     drawn = frame.drop_nulls([x, value]).sort(x)
     if not drawn[value].cast(pl.Float64).is_finite().any():
         raise QueryError(f"no {value} of the answer is a number, so there is nothing to draw")
-    keys = [k for k in _KEYS if k in drawn.columns and k not in (x, *_AXES, "next_step")]
+    keys = [k for k in KEYS if k in drawn.columns and k not in (x, *_AXES, "next_step")]
     groups = [k for k in keys if drawn[k].n_unique() > 1 and drawn[k].dtype != pl.Float64]
     if color is not None and color not in groups and drawn[color].n_unique() > 1:
         groups.append(color)
@@ -163,62 +177,20 @@ def _lines(axes: Axes, frame: pl.DataFrame, x: str, color: str | None, value: st
     for part in parts:
         key = part[color][0] if color else None
         style = "-" if color == "run" or not runs else styles[part["run"][0]]
-        marker = "." if part.height <= 40 else None
+        looks: dict[str, Any] = {"marker": "." if part.height <= 40 else None, "ms": 4, "lw": 1.4}
+        if part.height > _MANY_POINTS:
+            looks |= {"lw": 0.8, "alpha": 0.55}
         hue = colors.get(key, RUN_COLORS[0])
-        axes.plot(part[x], part[value], style, color=hue, marker=marker, lw=1.4, ms=4)
+        axes.plot(part[x], part[value], style, color=hue, **looks)
         ends.append((part[x][-1], part[value][-1], key, hue))
     _scale(axes, drawn[x].to_list())
     axes.set_xlabel(labels.named(x))
     axes.set_ylabel(labels.named(value))
     axes.grid(alpha=0.25, lw=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    _tell_colors(axes, color, colors, ends)
+    legends.tell_colors(axes, color, colors, ends)
     if color != "run" and len(runs) > 1:
-        _tell_styles(axes, styles)
-
-
-def _tell_colors(
-    axes: Axes, color: str | None, colors: dict[Any, Any], ends: Sequence[tuple[Any, ...]]
-) -> None:
-    """Say what colours mean: in a legend beside the lines, ordered as their ends are."""
-    from matplotlib.lines import Line2D
-
-    if color is None or len(colors) < 2:
-        return
-    if len(colors) > _MAX_LABELS and all(isinstance(k, (int, float)) for k in colors):
-        shown = sorted(colors)
-        kept = [shown[round(i * (len(shown) - 1) / (_MAX_LABELS - 1))] for i in range(_MAX_LABELS)]
-    else:
-        last = {key: y for _, y, key, _ in ends}
-        ordered = color != "run" and all(isinstance(k, (int, float)) for k in colors)
-        kept = sorted(colors, key=lambda k: k if ordered else -last.get(k, 0.0))
-        kept = kept[: 2 * _MAX_LABELS]
-    handles = [Line2D([], [], color=colors[k], lw=2, label=labels.plain(k)) for k in kept]
-    drawn: Any = axes.get_figure()
-    legend = drawn.legend(
-        handles=handles,
-        title=labels.named(color),
-        loc="outside right upper",
-        frameon=False,
-        fontsize=8,
-        title_fontsize=8,
-    )
-    _no_math(legend)
-
-
-def _tell_styles(axes: Axes, styles: dict[str, str]) -> None:
-    from matplotlib.lines import Line2D
-
-    shown = list(styles.items())[:6]
-    handles = [Line2D([], [], color="0.4", ls=s, label=labels.plain(r)) for r, s in shown]
-    legend = axes.legend(handles=handles, loc="best", frameon=False, fontsize=8)
-    _no_math(legend)
-
-
-def _no_math(legend: Any) -> None:
-    """Show dollars and carets in names as they are."""
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+        legends.tell_styles(axes, styles)
 
 
 def _heatmap(
@@ -236,7 +208,7 @@ def _heatmap(
     if y == "head" and "layer" in drawn.columns:
         label = pl.format("{}.{}", "layer", "head")
         drawn = drawn.sort("layer", "head", x)
-    elif "run" in drawn.columns and drawn["run"].n_unique() > 1:
+    elif "run" in drawn.columns and x != "run" and drawn["run"].n_unique() > 1:
         label = pl.format("{} {}", "run", y)
         drawn = drawn.sort("run", y, x)
     else:
@@ -256,20 +228,14 @@ def _heatmap(
     image = axes.imshow(
         grid, "viridis", vmin=low, vmax=high, aspect="auto", origin="lower", interpolation="none"
     )
-    _ticks(axes.xaxis, columns, 10)
-    _ticks(axes.yaxis, rows, 16)
+    if grid.size <= _FEW_CELLS:
+        legends.tell_cells(axes, grid, image)
+    legends.ticks(axes.xaxis, columns, 10)
+    legends.ticks(axes.yaxis, rows, 16)
     axes.set_xlabel(labels.named(x))
     axes.set_ylabel("layer.head" if y == "head" and "layer" in drawn.columns else labels.named(y))
     bar = axes.figure.colorbar(image, ax=axes, shrink=0.9)
     bar.set_label(labels.named(value), fontsize=9)
-
-
-def _ticks(axis: Any, keys: Sequence[Any], most: int) -> None:
-    step = max(1, math.ceil(len(keys) / most))
-    places = list(range(0, len(keys), step))
-    axis.set_ticks(places, [labels.plain(keys[i]) for i in places], fontsize=8)
-    for text in axis.get_ticklabels():
-        text.set_parse_math(False)
 
 
 def _scale(axes: Axes, values: Sequence[float]) -> None:
@@ -294,9 +260,14 @@ def _colors(frame: pl.DataFrame, color: str | None) -> dict[Any, Any]:
     return found | ({None: "0.6"} if len(known) < len(keys) else {})
 
 
-def _value_of(frame: pl.DataFrame) -> str:
-    numbers = [n for n, t in frame.schema.items() if t.is_float() and n not in _KEYS]
-    numbers = numbers or [n for n, t in frame.schema.items() if t.is_numeric() and n not in _KEYS]
+def value_of(frame: pl.DataFrame) -> str:
+    """Return the column of an answer that is drawn unless somebody says which.
+
+    Raises:
+        QueryError: if it has no numbers.
+    """
+    numbers = [n for n, t in frame.schema.items() if t.is_float() and n not in KEYS]
+    numbers = numbers or [n for n, t in frame.schema.items() if t.is_numeric() and n not in KEYS]
     if not numbers:
         raise QueryError(
             f"the answer has no column of numbers to draw; it has {', '.join(frame.columns)}"

@@ -46,9 +46,11 @@ def test_a_page_with_everything(lake: pico.Lake, tmp_path: Path) -> None:
     assert "Nothing of it was recorded" not in text
     assert text.count("<figure>") >= 14
     assert "seeds.init" in text and re.search(r"gives \d\.\d{3} nats", text)
-    assert html.unescape(text).count("▸") >= 5
+    assert html.unescape(text).count("▸") == 1 + 2 * 5
+    assert "first, step 6" in text and "second, step 0" in text
     held = lake.sql("SELECT sum(bytes) FROM files WHERE path LIKE 'weights/run=first/%'")
-    assert f"{held.fetchall()[0][0]:,}" in text
+    assert f"{held.fetchall()[0][0] / 1e6:.4g}</td>" in text
+    assert "In numbers, at step 6" in text
 
 
 def test_what_was_not_recorded_is_said(lake: pico.Lake, tmp_path: Path) -> None:

@@ -194,6 +194,33 @@ def test_heat_maps_can_share_their_colours() -> None:
     assert image.get_clim() == (0.0, 9.0)
 
 
+def test_small_maps_tell_their_numbers() -> None:
+    """Of runs against each other too, which are not taken for lines of a run each."""
+    pairs = [(a, b, 1.0 if a == b else 0.25) for a in "xy" for b in "xy"]
+    frame = pl.DataFrame(pairs, schema=["run", "other_run", "cka"], orient="row")
+    axes = plots.figure(frame).axes[0]
+    assert axes.images[0].get_array().shape == (2, 2)
+    assert sorted(text.get_text() for text in axes.texts) == ["0.25", "0.25", "1", "1"]
+    assert not plots.figure(by_layer(POWERS, 9), kind="heatmap").axes[0].texts
+
+
+def test_what_lines_are_called_and_compared_with() -> None:
+    axes = plots.figure(by_layer([0, 1]), label="$ of it", reference=(2.5, "chance $")).axes[0]
+    assert axes.get_ylabel() == "$ of it"
+    assert [text.get_text() for text in axes.texts] == ["chance $"]
+    assert [line.get_ydata() for line in axes.lines if len(set(line.get_ydata())) == 1][-1] == [
+        2.5,
+        2.5,
+    ]
+    bar = plots.figure(by_layer([0, 1]), kind="heatmap", label="it").axes[-1]
+    assert bar.get_ylabel() == "it"
+
+
+def test_long_lines_are_thin() -> None:
+    axes = plots.figure(by_layer(list(range(150)), 1)).axes[0]
+    assert axes.lines[0].get_linewidth() < 1 and axes.lines[0].get_alpha() < 1
+
+
 def test_names_are_shown_as_they_are() -> None:
     """A name with dollars is no formula, one with a bracket no element."""
     odd = "a$x_1$<b>&"
