@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from pico.errors import MetricError, did_you_mean
-from pico.metrics import registry
+from pico.metrics import attention, registry
 
 Label: TypeAlias = tuple[str, str | None, int]
 """What a kept value is called: metric, arguments as JSON (None for none), version."""
@@ -117,6 +117,12 @@ def _parse(spec: str) -> Asked:
     found = _SPEC.fullmatch(spec)
     if found is None:
         raise MetricError(f"{spec!r} names no metric; write gini, or subspace_overlap(k=4)")
+    if found["name"] in attention.HEAD_SCORES:
+        raise MetricError(
+            f"{found['name']} is about attention heads, not about one tensor: pico probe RUN "
+            "--record attention keeps it in metrics; in SQL it takes q.rot and k.rot, see pico "
+            "functions"
+        )
     metric = registry.get(found["name"])
     arguments = {}
     for part in filter(None, (part.strip() for part in (found["arguments"] or "").split(","))):

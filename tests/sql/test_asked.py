@@ -45,6 +45,7 @@ def test_an_argument_that_is_the_default_is_none() -> None:
         ("subspace_overlap(k=two)", "takes a number, not 'two'"),
         ("subspace_overlap(k=2.5)", "takes a whole number, not '2.5'"),
         ("subspace_overlap(k)", "takes a number, not ''"),
+        ("gini,induction_score", "about attention heads, not about one tensor: pico probe RUN"),
         ("gini", "a reference is for metrics of two tensors; name some of: cka, "),
     ],
 )

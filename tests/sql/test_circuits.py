@@ -168,19 +168,25 @@ def test_shaping_of_columns_and_groups(connection: duckdb.DuckDBPyConnection) ->
     assert statements.query(connection, query).fetchall() == [(16, 16)]
 
 
-def test_a_component_is_computed_once_a_row(
-    connection: duckdb.DuckDBPyConnection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many metrics take it, each of which needs its shape and its values."""
-    calls: Counter[str] = Counter()
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many rows each Python function was called for."""
+    counted: Counter[str] = Counter()
     real = bridge.apply
 
     def counting(name: str, function: Any, rows: Any) -> list[Any]:
         found = real(name, function, rows)
-        calls[name] += len(found)
+        counted[name] += len(found)
         return found
 
     monkeypatch.setattr(bridge, "apply", counting)
+    return counted
+
+
+def test_a_component_is_computed_once_a_row(
+    connection: duckdb.DuckDBPyConnection, calls: Counter[str]
+) -> None:
+    """However many metrics take it, each of which needs its shape and its values."""
     circuit = f"ov_circuit(a.tensor, b.tensor, {N_HEADS}, {N_KV_HEADS}, 0)"
     query = joined("v", "o", f"per({circuit}), gini({circuit}), condition_number({circuit})")
     statements.query(connection, query).fetchall()
@@ -248,6 +254,30 @@ def test_tensors_are_computed_with(
     found = array(one(connection, sql))
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "head(a.tensor, 1, 3)",
+        "rows(a.tensor, 2, 4)",
+        "cols(a.tensor, 0, 1)",
+        "transpose(a.tensor)",
+        "t_add(a.tensor, b.tensor)",
+        "t_mul(a.tensor, 0.5)",
+        "t_sqrt(a.tensor)",
+        "tensor_mean(a.tensor, b.tensor)",
+        "tensor_mean([a.tensor, b.tensor])",
+    ],
+)
+def test_an_expression_calls_its_function_once_a_row(
+    connection: duckdb.DuckDBPyConnection, calls: Counter[str], sql: str
+) -> None:
+    one(connection, sql)
+    assert len(calls) == 1 and set(calls.values()) == {1}
+    calls.clear()
+    one(connection, f"(gini({sql}), per({sql}), row_norms({sql}))")
+    assert set(calls.values()) == {1}, calls
 
 
 def test_norms_and_numbers_are_lists_and_numbers(connection: duckdb.DuckDBPyConnection) -> None:
