@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pico import cluster
 from pico import config as configs
+from pico.compute import materialize
+from pico.compute.summary import Summary
 from pico.config import RunConfig
 from pico.errors import MissingExtraError, RecordError
 from pico.evaluate.facade import Evaluations
@@ -20,10 +22,9 @@ from pico.lake import overview
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.metrics.plugins import load_plugin
-from pico.sql import functions, library, materialize, session, statements, untrusted
+from pico.sql import functions, library, session, statements, untrusted
 from pico.sql.facade import Frames
 from pico.sql.library import Query
-from pico.sql.summary import Summary
 from pico.upkeep.facade import Upkeep
 
 if TYPE_CHECKING:

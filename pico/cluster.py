@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from pico.compute.tasks import Convert, Done, Engine, Performer, Task, Threads, worker_settings
 from pico.errors import ClusterError, MissingExtraError, one_line
 from pico.lake.storage import Storage
 from pico.metrics import registry
-from pico.sql.tasks import Convert, Done, Engine, Performer, Task, Threads, worker_settings
 
 _AHEAD = 2
 """Tasks that each worker has at a time, so that it does not wait for the driver."""

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from pico import Lake, cluster
+from pico.compute import materialize
 from pico.errors import ClusterError, LakeError, MetricError, MissingExtraError
 from pico.lake.storage import Storage
 from pico.metrics import registry
-from pico.sql import materialize
 from tests.sql import small_lake as lake
 
 ray = pytest.importorskip("ray", reason="ray is absent: pip install 'pico-lake[ray]'")

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from pico.compute import materialize
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
-from pico.sql import materialize, session
+from pico.sql import session
 
 if TYPE_CHECKING:
     import polars as pl

@@ -26,14 +26,14 @@ from typing import Any
 
 import numpy as np
 
+from pico.compute import asked, materialize, missing, tasks
+from pico.compute.tasks import Task, Threads
 from pico.lake.codec import Tensor
 from pico.lake.commit import Stream
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.lake.table import TensorRow, write_tensors
 from pico.metrics import registry
-from pico.sql import asked, materialize, missing, tasks
-from pico.sql.tasks import Task, Threads
 from tests.benchmarks import measure
 from tests.benchmarks.measure import Line, Result
 

@@ -126,8 +126,8 @@ def _timed(function: Callable[[Any], Any], items: Sequence[Any]) -> tuple[float,
 
 def _timed_stacks(arrays: Sequence[Any]) -> tuple[float, list[Any]]:
     """Compute as a worker of `pico metrics compute` does: small tensors some at a time."""
+    from pico.compute.tasks import STACK_BYTES, STACK_TENSORS
     from pico.metrics import registry
-    from pico.sql.tasks import STACK_BYTES, STACK_TENSORS
 
     size = min(STACK_TENSORS, max(1, STACK_BYTES // arrays[0].nbytes))
     stacks = [arrays[start : start + size] for start in range(0, len(arrays), size)]

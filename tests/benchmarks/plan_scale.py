@@ -26,6 +26,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pico.compute import asked, missing, tasks
+from pico.compute.equals import Elsewhere
+from pico.compute.missing import Question
 from pico.lake import groups
 from pico.lake.codec import Tensor
 from pico.lake.commit import Stream
@@ -35,9 +38,6 @@ from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.lake.table import TensorRow, write_tensors
-from pico.sql import asked, missing, tasks
-from pico.sql.equals import Elsewhere
-from pico.sql.missing import Question
 from tests.benchmarks import measure
 from tests.benchmarks.measure import Line, Result
 

@@ -22,7 +22,7 @@ from tests.contract.make_lake import make_lake
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "lightning", "transformers", "datasets", "tokenizers", "matplotlib", "ray")
 PACKAGES = sorted(item.name for item in pkgutil.walk_packages(pico.__path__, "pico.") if item.ispkg)
-READERS = ("pico.api", "pico.cli", "pico.lake", "pico.metrics", "pico.sql")
+READERS = ("pico.api", "pico.cli", "pico.compute", "pico.lake", "pico.metrics", "pico.sql")
 
 # Stands before the other finders and answers that a module is not installed.
 _HIDE = """

@@ -16,12 +16,12 @@ from torch import nn
 import pico
 from pico import metrics as tensor_metrics
 from pico.api import Lake
+from pico.compute import stale
 from pico.errors import ConfigError, MetricError, RecordError
 from pico.lake.log import LogReader
 from pico.metrics import registry
 from pico.record import measure, probes
 from pico.record.recorder import Recorder
-from pico.sql import stale
 from tests.record import loops
 from tests.train import tiny
 

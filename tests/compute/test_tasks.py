@@ -11,15 +11,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 import threadpoolctl
 
+from pico.compute import missing, tasks
+from pico.compute.asked import Reference, choose
+from pico.compute.missing import Question
+from pico.compute.tasks import Done, Job, Performer, Task, Threads
 from pico.errors import CorruptError
 from pico.lake.groups import Piece, StoredTensor
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
-from pico.sql import missing, tasks
-from pico.sql.asked import Reference, choose
-from pico.sql.missing import Question
-from pico.sql.tasks import Done, Job, Performer, Task, Threads
 from tests.sql import small_lake as lake
 
 

@@ -14,10 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pico.compute.asked import Label
+from pico.compute.stored import IDENTITY
 from pico.lake import table as lake_table
 from pico.lake.snapshot import Snapshot
-from pico.sql.asked import Label
-from pico.sql.stored import IDENTITY
 
 _RUN_BITS = 20
 _DIGITS = 11

@@ -22,19 +22,19 @@ import numpy as np
 import pyarrow as pa
 
 from pico import schema
+from pico.compute import covers, pairs, stale, tasks
+from pico.compute.asked import Label, Reference, choose
+from pico.compute.equals import Elsewhere
+from pico.compute.missing import Question, Work, plan
+from pico.compute.stored import DETAILS, IDENTITY
+from pico.compute.summary import Summary
+from pico.compute.tasks import Engine, Threads, Values
 from pico.errors import MetricError, SchemaError, did_you_mean
 from pico.lake.commit import Stream
 from pico.lake.log import LogReader
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.lake.table import write_rows
-from pico.sql import covers, pairs, stale, tasks
-from pico.sql.asked import Label, Reference, choose
-from pico.sql.equals import Elsewhere
-from pico.sql.missing import Question, Work, plan
-from pico.sql.stored import DETAILS, IDENTITY
-from pico.sql.summary import Summary
-from pico.sql.tasks import Engine, Threads, Values
 
 __all__ = ["Summary", "compute"]
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import xxhash
 
+from pico.compute.asked import Label
+from pico.compute.missing import Question, Work
+from pico.compute.summary import Summary
 from pico.lake.log import Entry
 from pico.lake.snapshot import Snapshot, partition
-from pico.sql.asked import Label
-from pico.sql.missing import Question, Work
-from pico.sql.summary import Summary
 
 _COVERS = "covers"
 

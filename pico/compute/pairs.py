@@ -16,10 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pico.compute.asked import Asked, Reference
+from pico.compute.stored import QUALIFIERS, Tensors, joined, stored
 from pico.errors import MetricError
 from pico.lake.snapshot import Snapshot
-from pico.sql.asked import Asked, Reference
-from pico.sql.stored import QUALIFIERS, Tensors, joined, stored
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pico.compute import pairs
+from pico.compute.asked import Asked, Label, Reference
+from pico.compute.equals import Elsewhere, Known, kept
+from pico.compute.stored import IDENTITY, Tensors, joined, stored
+from pico.compute.summary import Lack, Summary
+from pico.compute.tasks import Job, by_reference
 from pico.lake.snapshot import Snapshot
-from pico.sql import pairs
-from pico.sql.asked import Asked, Label, Reference
-from pico.sql.equals import Elsewhere, Known, kept
-from pico.sql.stored import IDENTITY, Tensors, joined, stored
-from pico.sql.summary import Lack, Summary
-from pico.sql.tasks import Job, by_reference
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pico.compute.asked import Reference, choose
 from pico.errors import MetricError
 from pico.metrics import registry
-from pico.sql.asked import Reference, choose
 
 LAST = Reference(None, "last")
 

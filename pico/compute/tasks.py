@@ -22,10 +22,10 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 import threadpoolctl
 
+from pico.compute.asked import Label
 from pico.lake.groups import GroupReader, StoredTensor
 from pico.lake.storage import Storage
 from pico.metrics import registry
-from pico.sql.asked import Label
 
 Values: TypeAlias = dict[Label, float]
 Done: TypeAlias = list[tuple[str, Values]]

@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pico import metrics, schema
+from pico.compute import materialize, tasks
+from pico.compute.summary import Summary
 from pico.errors import LeaseError, MetricError, RunNameError, SchemaError
 from pico.lake.codec import Tensor
 from pico.lake.commit import Stream
@@ -20,8 +22,6 @@ from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.lake.table import TensorRow, write_tensors
 from pico.metrics import registry
-from pico.sql import materialize, tasks
-from pico.sql.summary import Summary
 from tests.sql import small_lake as lake
 from tests.stress import forks
 

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from pico import schema
+from pico.compute import materialize, stale
 from pico.lake.commit import Stream, Transaction
 from pico.lake.log import LogReader
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.lake.table import write_rows
 from pico.record.recorder import Recorder
-from pico.sql import library, materialize, session, stale
+from pico.sql import library, session
 from pico.upkeep import compact
 from tests.record import loops
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pico import metrics, schema
+from pico.compute import materialize
 from pico.errors import MetricError, RunNameError
 from pico.lake.codec import Tensor
 from pico.lake.commit import Stream
@@ -16,7 +17,6 @@ from pico.lake.groups import GroupReader
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.lake.table import TensorRow, write_tensors
-from pico.sql import materialize
 from tests.sql import small_lake as lake
 
 LAST = lake.STEPS[-1]

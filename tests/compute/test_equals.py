@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pico.sql.equals import Elsewhere
+from pico.compute.equals import Elsewhere
 
 
 def hashes(*numbers: int) -> pa.Array:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pico.compute import covers, materialize
 from pico.lake import table
 from pico.lake.codec import Tensor
 from pico.lake.commit import Stream
@@ -16,7 +17,6 @@ from pico.lake.groups import GroupReader
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.lake.table import TensorRow, write_tensors
-from pico.sql import covers, materialize
 from pico.upkeep import compact
 from tests.lake.counting import CountingStorage
 from tests.sql import small_lake as lake
