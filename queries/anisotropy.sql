@@ -4,6 +4,8 @@
 -- parameter: run text "the run; NULL: every run" default NULL
 -- parameter: component text "embed, or unembed" default embed
 -- returns: run, step, component, name, mean_cosine
+-- draws: mean_cosine
+-- needs: weights: record.weights
 -- example: pico query anisotropy -p run=seed-0
 
 SELECT run, step, component, name, mean_cosine(tensor) AS mean_cosine

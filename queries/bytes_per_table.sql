@@ -3,6 +3,7 @@
 -- summary: What each table of the lake takes: files, rows and bytes, by run.
 -- parameter: run text "the run; NULL: every run, and what belongs to none" default NULL
 -- returns: run, table_name, files, rows, bytes
+-- draws: nothing
 -- example: pico query bytes_per_table
 
 SELECT

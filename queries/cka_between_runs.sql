@@ -5,6 +5,8 @@
 -- parameter: other text "the second run"
 -- parameter: site text "where it is taken, such as resid.post; NULL: every site" default NULL
 -- returns: step, layer, site, name, probe, cka
+-- draws: cka
+-- needs: activations of the probe text: pico probe RUN --record activations:resid.post
 -- example: pico query cka_between_runs -p run=seed-0 -p other=seed-1
 
 SELECT

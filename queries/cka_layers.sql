@@ -6,6 +6,8 @@
 -- parameter: site text "where activations are taken" default resid.post
 -- parameter: probe text "the input" default text
 -- returns: step, layer, other_layer, cka
+-- draws: cka
+-- needs: activations of the probe text: pico probe RUN --record activations:resid.post
 -- example: pico query cka_layers -p run=seed-0
 
 WITH taken AS (

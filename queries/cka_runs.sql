@@ -6,6 +6,8 @@
 -- parameter: site text "where activations are taken" default resid.post
 -- parameter: probe text "the input" default text
 -- returns: run, other_run, step, other_step, layer, cka
+-- draws: cka
+-- needs: activations of the probe text: pico probe RUN --record activations:resid.post
 -- example: pico query cka_runs
 
 -- Which tensors are compared is found from the keys alone; only those are read then.

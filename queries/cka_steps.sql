@@ -6,6 +6,8 @@
 -- parameter: site text "where activations are taken" default resid.post
 -- parameter: probe text "the input" default text
 -- returns: step, other_step, layer, cka
+-- draws: cka
+-- needs: activations of the probe text: pico probe RUN --record activations:resid.post
 -- example: pico query cka_steps -p run=seed-0
 
 WITH taken AS (

@@ -4,6 +4,8 @@
 -- parameter: run text "the run"
 -- parameter: site text "where it is taken, such as resid.post; NULL: every site" default NULL
 -- returns: step, last_step, layer, site, name, probe, cka
+-- draws: cka
+-- needs: activations of the probe text: pico probe RUN --record activations:resid.post
 -- example: pico query cka_to_last -p run=seed-0 -p site=resid.post
 
 WITH latest AS (

@@ -3,6 +3,7 @@
 -- summary: All that a run was trained on, each sequence labelled with its step: tokens, text, source.
 -- parameter: run text "the run"
 -- returns: run, step, rank, micro_step, position, dataset, sequence_id, origin, documents, tokens, text
+-- draws: nothing
 -- example: pico query corpus_by_step -p run=seed-0 --format parquet -o corpus.parquet
 
 -- Whoever trains on the rows in this order repeats the run's order of data.

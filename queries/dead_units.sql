@@ -5,9 +5,11 @@
 -- parameter: probe text "the input" default text
 -- parameter: threshold float "a unit is dead below this share of its layer's median norm" default 0.01
 -- returns: run, step, layer, n_units, n_dead, dead_share
+-- draws: dead_share
+-- needs: activations at mlp.hidden: pico probe RUN --record activations:mlp.hidden
 -- example: pico query dead_units -p run=seed-0
 
--- Needs activations at mlp.hidden: `pico probe RUN --record activations:mlp.hidden`. A unit's norm
+-- A unit's norm
 -- is over all positions of the probe.
 WITH norms AS (
     SELECT run, step, layer, col_norms(tensor) AS norms

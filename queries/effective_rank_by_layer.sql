@@ -4,6 +4,8 @@
 -- parameter: run text "the run"
 -- parameter: component text "canonical role, such as o or down; NULL: every matrix" default NULL
 -- returns: step, layer, component, name, effective_rank, per
+-- draws: effective_rank
+-- needs: weights: record.weights
 -- example: pico query effective_rank_by_layer -p run=seed-0 -p component=o
 
 SELECT

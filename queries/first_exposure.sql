@@ -4,6 +4,7 @@
 -- parameter: text text "the string, letter by letter"
 -- parameter: run text "the run; NULL: every run" default NULL
 -- returns: run, step, dataset, sequence_id, n_sequences, n_exposures, excerpt
+-- draws: nothing
 -- example: pico query first_exposure -p "text=import os"
 
 -- A run that never saw the string has step NULL. A string that is cut between two sequences is

@@ -4,6 +4,8 @@
 -- parameter: run text "the run"
 -- parameter: component text "canonical role, such as o or down; NULL: every tensor" default NULL
 -- returns: step, next_step, layer, component, name, cosine
+-- draws: cosine
+-- needs: gradients: record.gradients
 -- example: pico query gradient_cosine -p run=seed-0 -p component=o
 
 WITH followed AS (

@@ -5,6 +5,8 @@
 -- parameter: probe text "the input; of repeat the second half can be copied" default repeat
 -- parameter: share float "share of the positions that are early, and that are late" default 0.5
 -- returns: run, step, early_loss, late_loss, in_context_score
+-- draws: in_context_score
+-- needs: token_scores: pico probe RUN --probe text, or record.probes
 -- example: pico query in_context_score -p run=seed-0
 
 -- Below 0: what came before helps. Olsson et al. (2022) take single positions, here a share of all.

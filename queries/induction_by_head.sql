@@ -5,9 +5,10 @@
 -- parameter: metric text "induction_score, previous_token_score or attention_entropy" default induction_score
 -- parameter: probe text "the input" default repeat
 -- returns: run, step, layer, head, score
+-- draws: score
+-- needs: scores of heads: pico probe RUN --probe repeat --record attention, or record.probes
 -- example: pico query induction_by_head -p run=seed-0
 
--- Filled by `record.probes` while training, or by `pico probe RUN --probe repeat --record attention`.
 SELECT run, step, layer, head, value AS score
 FROM metrics
 WHERE

@@ -3,6 +3,7 @@
 -- summary: Mean and standard deviation of the weights at step 0, against the declared initialisation.
 -- parameter: run text "the run"
 -- returns: layer, component, name, init, numel, declared_mean, mean, declared_std, std, ratio, standard_errors
+-- draws: nothing
 -- example: pico query init_std -p run=seed-0
 
 -- `ratio` is std / declared_std, `standard_errors` how far that is from 1 in standard errors of the

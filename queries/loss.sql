@@ -3,6 +3,8 @@
 -- summary: Training loss and held-out loss by step.
 -- parameter: run text "the run; NULL: every run" default NULL
 -- returns: run, step, loss, heldout_loss
+-- draws: loss, heldout_loss
+-- needs: scalars: record.scalars
 -- example: pico query loss -p run=seed-0
 
 SELECT

@@ -4,6 +4,8 @@
 -- parameter: run text "the run; NULL: every run" default NULL
 -- parameter: probe text "the input" default text
 -- returns: run, step, count_from, n_targets, loss
+-- draws: loss
+-- needs: token_scores: pico probe RUN --probe text, or record.probes
 -- example: pico query loss_by_frequency -p run=seed-0
 
 -- Bands are powers of ten of the target's count in `vocab`: `count_from` is the lowest of its band.

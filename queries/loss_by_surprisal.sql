@@ -5,6 +5,8 @@
 -- parameter: probe text "the input" default text
 -- parameter: width float "width of a band of surprisal, in nats" default 2.0
 -- returns: run, step, surprisal_from, surprisal, n_targets, loss
+-- draws: loss
+-- needs: token_scores: pico probe RUN --probe text, or record.probes
 -- example: pico query loss_by_surprisal -p run=seed-0
 
 -- Surprisal of b after a is -ln p(b|a), p(b|a) = (n(ab) + p(b)) / (n(a) + 1) and

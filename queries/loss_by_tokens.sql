@@ -3,6 +3,8 @@
 -- summary: Loss and held-out loss of runs against the tokens that they had seen, whatever their batch.
 -- parameter: run text "the run; NULL: every run" default NULL
 -- returns: run, tokens, step, loss, heldout_loss
+-- draws: loss, heldout_loss
+-- needs: scalars: record.scalars
 -- example: pico query loss_by_tokens
 
 SELECT

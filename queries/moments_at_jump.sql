@@ -3,6 +3,8 @@
 -- summary: The optimizer's moments as last recorded before the largest jump of a run's loss.
 -- parameter: run text "the run"
 -- returns: jump_step, loss_before, loss, step, layer, component, name, state, frobenius_norm, max_abs
+-- draws: nothing
+-- needs: optimizer state and losses: record.optimizer, record.scalars
 -- example: pico query moments_at_jump -p run=seed-0
 
 -- The jump is the step whose loss is furthest above that of the step before.

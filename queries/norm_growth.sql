@@ -4,6 +4,8 @@
 -- parameter: run text "the run; NULL: every run" default NULL
 -- parameter: component text "canonical role, such as o or down; NULL: every tensor" default NULL
 -- returns: run, step, layer, component, name, frobenius_norm, growth
+-- draws: growth
+-- needs: statistics of weights: record.weights or record.tensor_stats
 -- example: pico query norm_growth -p run=seed-0 -p component=embed
 
 -- From `tensor_stats`: no tensor is read, and steps count at which only statistics were taken.

@@ -5,6 +5,7 @@
 -- parameter: other text "the second run"
 -- parameter: tokens int "how many tokens of each run count; NULL: what both have seen" default NULL
 -- returns: is_equal, n_tokens, n_sequences, n_different, first_token, step, other_step, dataset, sequence_id, other_dataset, other_sequence_id
+-- draws: nothing
 -- example: pico query order_equality -p run=seed-0 -p other=seed-1 -p tokens=10000
 
 -- `n_tokens` and `n_sequences` were compared; `first_token` counts the tokens before the first

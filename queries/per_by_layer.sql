@@ -5,6 +5,8 @@
 -- parameter: component text "canonical role, such as o or down; NULL: every matrix" default NULL
 -- parameter: table text "weights or gradients" default weights
 -- returns: run, step, layer, component, name, per
+-- draws: per
+-- needs: weights: record.weights
 -- example: pico query per_by_layer -p run=seed-0 -p component=o -p table=gradients
 
 WITH tensors AS (

@@ -4,6 +4,7 @@
 -- parameter: run text "the run; NULL: every run" default NULL
 -- parameter: lacking bool "only those that are missing or lack tensors" default false
 -- returns: run, step, planned, present, complete, n_tensors, n_parameters
+-- draws: nothing
 -- example: pico query planned_checkpoints -p run=seed-0
 
 -- `n_tensors` of the `n_parameters` trained parameters are stored at the step. The schedule is that

@@ -4,6 +4,7 @@
 -- parameter: run text "the run"
 -- parameter: min_exposures int "the fewest exposures to list; 2: what was repeated" default 1
 -- returns: dataset, sequence_id, n_exposures, first_step, repeat_step, last_step
+-- draws: nothing
 -- example: pico query sequence_exposures -p run=seed-0
 
 -- The first row is the run's first repeat, if it has one.

@@ -3,6 +3,7 @@
 -- summary: Checkpoints whose weights are those of another step or run too, with the share of tensors.
 -- parameter: run text "the run; NULL: every run" default NULL
 -- returns: run, step, other_run, other_step, n_shared, n_tensors, share
+-- draws: share
 -- example: pico query shared_weights -p run=seed-0
 
 -- Equal states are listed once, the earlier step with the last step (or run) that holds the same.

@@ -4,6 +4,8 @@
 -- parameter: run text "the run"
 -- parameter: component text "canonical role, such as o or down; NULL: every tensor" default NULL
 -- returns: step, layer, component, name, gini, hoyer
+-- draws: gini
+-- needs: weights: record.weights
 -- example: pico query sparsity_by_layer -p run=seed-0 -p component=o
 
 SELECT

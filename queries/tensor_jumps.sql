@@ -5,6 +5,7 @@
 -- parameter: table text "weights, gradients, activations or optimizer" default weights
 -- parameter: min_jump float "the smallest jump to list, as a share of the nearer norm" default 0.01
 -- returns: run, step, layer, component, name, stage, state, site, probe, previous_step, next_step, previous_norm, frobenius_norm, next_norm, jump
+-- draws: nothing
 -- example: pico query tensor_jumps -p run=seed-0
 
 -- Recorded steps with the same tensor in a row count as one, so that several wrong ones are seen.

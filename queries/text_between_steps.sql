@@ -5,6 +5,7 @@
 -- parameter: first_step int "the earlier step: its batch is the first"
 -- parameter: last_step int "the later step: its batch does not belong"
 -- returns: step, rank, micro_step, position, dataset, sequence_id, loss, text
+-- draws: nothing
 -- example: pico query text_between_steps -p run=seed-0 -p first_step=8 -p last_step=16
 
 WITH seen AS (

@@ -4,6 +4,7 @@
 -- parameter: run text "the run"
 -- parameter: step int "the step: its batch turns the state at this step into the next one"
 -- returns: rank, micro_step, position, dataset, sequence_id, loss, text
+-- draws: nothing
 -- example: pico query text_seen -p run=seed-0 -p step=10
 
 SELECT

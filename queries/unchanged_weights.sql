@@ -3,6 +3,7 @@
 -- summary: Steps after which trained weights are the same at the next recorded step, with the rate.
 -- parameter: run text "the run; NULL: every run" default NULL
 -- returns: run, step, next_step, n_unchanged, n_tensors, share, max_lr
+-- draws: share
 -- example: pico query unchanged_weights -p run=seed-0
 
 -- `max_lr` is the highest learning rate in between of the groups that the unchanged tensors are in:

@@ -4,6 +4,8 @@
 -- parameter: run text "the run"
 -- parameter: component text "canonical role, such as o or down; NULL: every tensor" default NULL
 -- returns: step, next_step, layer, component, name, update_ratio
+-- draws: update_ratio
+-- needs: weights: record.weights
 -- example: pico query update_ratio -p run=seed-0 -p component=o
 
 -- With `record.pairs: true` every second pair of steps is one update apart.

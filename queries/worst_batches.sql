@@ -5,6 +5,7 @@
 -- parameter: batches int "how many batches to show" default 1
 -- parameter: window int "how many steps before count" default 20
 -- returns: step, loss, excess, rank, micro_step, position, dataset, sequence_id, sequence_loss, text
+-- draws: nothing
 -- example: pico query worst_batches -p run=seed-0
 
 WITH losses AS (

@@ -71,11 +71,13 @@ def load_plugins(files: list[str] | None) -> None:
         load_plugin(file)
 
 
-def write_relation(relation: Any, format: str, out: Path | None) -> None:
-    """Write the answer of a DuckDB relation as asked for."""
+def write_relation(relation: Any, format: str, out: Path | None) -> int:
+    """Write the answer of a DuckDB relation as asked for; returns its number of rows."""
     from pico.sql import output, statements
 
-    output.write(statements.fetch(relation), format, out)
+    answer: pa.Table = statements.fetch(relation)
+    output.write(answer, format, out)
+    return len(answer)
 
 
 def write_rows(rows: list[dict[str, Any]], format: str, out: Path | None) -> None:

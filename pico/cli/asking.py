@@ -14,6 +14,7 @@ from pico.cli.app import (
     PluginOption,
     app,
     load_plugins,
+    note,
     open_lake,
     write_relation,
     write_rows,
@@ -125,13 +126,15 @@ def query(
             raise QueryError("show which query? pico query show NAME; list them: pico query list")
         typer.echo(library.get_query(shown).text.rstrip())
         return
-    library.get_query(name)  # an unknown query is told before an absent lake
+    wanted = library.get_query(name)  # an unknown query is told before an absent lake
     if shown is not None:
         raise QueryError(f"unexpected argument {shown!r}; parameters are given as -p key=value")
     if lake is None:
         raise QueryError("which lake? name it with --lake or PICO_LAKE")
     values = dict(_pair(item) for item in parameters or [])
-    write_relation(open_lake(lake).query(name, **values), format, out)
+    n_rows = write_relation(open_lake(lake).query(name, **values), format, out)
+    if n_rows == 0 and wanted.needs:
+        note(f"no rows; it needs {wanted.needs}")
 
 
 @app.command(epilog="Example:  pico functions")

@@ -34,7 +34,10 @@ def plot(
     x: Annotated[str | None, typer.Option("--x", help="Column across.")] = None,
     y: Annotated[str | None, typer.Option("--y", help="Column upwards, of a heat map.")] = None,
     color: Annotated[str | None, typer.Option("--color", help="Column of colours.")] = None,
-    value: Annotated[str | None, typer.Option("--value", help="Column that is drawn.")] = None,
+    value: Annotated[
+        str | None, typer.Option("--value", help="Column that is drawn; several with commas.")
+    ] = None,
+    label: Annotated[str | None, typer.Option("--label", help="What the value is called.")] = None,
     title: Annotated[str | None, typer.Option("--title", help="Over the figure.")] = None,
     plugin: PluginOption = None,
 ) -> None:
@@ -55,7 +58,8 @@ def plot(
         x=x,
         y=y,
         color=color,
-        value=value,
+        value=None if value is None else [name.strip() for name in value.split(",")],
+        label=label,
         title=title,
     )
     note(f"written to {out}")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pico.errors import MissingExtraError, RecordError
+from pico.errors import MissingExtraError, QueryError, RecordError
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 
@@ -166,15 +166,24 @@ class Evaluations:
         import polars as pl
 
         from pico.report import plots
-        from pico.sql import library, session, statements
+        from pico.sql import library, statements
 
-        connection = session.connect(Snapshot.take(self.storage))
-        if sql is not None:
-            relation = statements.query(connection, sql)
-        else:
-            texts = {k: str(v) for k, v in (parameters or {}).items() if v is not None}
-            relation = library.run(connection, library.get_query(query or ""), texts)
+        lake: Any = self
+        wanted = None if sql is not None else library.get_query(query or "")
+        if wanted is not None and not options.get("value"):
+            if wanted.draws == ():
+                raise QueryError(
+                    f"query {wanted.name} gives rows to read, not a series to draw: pico query "
+                    f"{wanted.name}; or say which column to draw: --value, of "
+                    f"{', '.join(wanted.returns)}"
+                )
+            options["value"] = wanted.draws
+        relation = lake.sql(sql) if wanted is None else lake.query(query, **(parameters or {}))
         frame = pl.DataFrame(pl.from_arrow(statements.fetch(relation)))
+        if wanted is not None and not frame.height and wanted.needs:
+            raise QueryError(
+                f"the answer has no rows, so there is nothing to draw; it needs {wanted.needs}"
+            )
         title = options.pop("title", None) or (query or "").replace("_", " ")
         plots.save(plots.figure(frame, title=title, **options), os.fspath(path), title)
 

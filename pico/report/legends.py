@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +15,9 @@ from pico.report import labels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-_MAX_LABELS = 8
+_MAX_LABELS = 16
 
 
 def tell_reference(axes: Axes, value: float, name: str) -> None:
@@ -29,24 +30,16 @@ def tell_reference(axes: Axes, value: float, name: str) -> None:
     ).set_parse_math(False)
 
 
-def tell_colors(
-    axes: Axes, color: str | None, colors: dict[Any, Any], ends: Sequence[tuple[Any, ...]]
-) -> None:
-    """Say what colours mean: in a legend beside the lines, ordered as their ends are."""
+def tell_colors(drawn: Figure, color: str | None, colors: Mapping[Any, Any]) -> None:
+    """Say what colours mean: in a legend beside the panels, in the order of the keys."""
     from matplotlib.lines import Line2D
 
     if color is None or len(colors) < 2:
         return
-    if len(colors) > _MAX_LABELS and all(isinstance(k, (int, float)) for k in colors):
-        shown = sorted(colors)
-        kept = [shown[round(i * (len(shown) - 1) / (_MAX_LABELS - 1))] for i in range(_MAX_LABELS)]
-    else:
-        last = {key: y for _, y, key, _ in ends}
-        ordered = color != "run" and all(isinstance(k, (int, float)) for k in colors)
-        kept = sorted(colors, key=lambda k: k if ordered else -last.get(k, 0.0))
-        kept = kept[: 2 * _MAX_LABELS]
-    handles = [Line2D([], [], color=colors[k], lw=2, label=labels.plain(k)) for k in kept]
-    drawn: Any = axes.get_figure()
+    shown = list(colors)
+    if len(shown) > _MAX_LABELS:
+        shown = [shown[round(i * (len(shown) - 1) / (_MAX_LABELS - 1))] for i in range(_MAX_LABELS)]
+    handles = [Line2D([], [], color=colors[k], lw=2, label=labels.plain(k)) for k in shown]
     legend = drawn.legend(
         handles=handles,
         title=labels.named(color),
@@ -58,7 +51,7 @@ def tell_colors(
     _no_math(legend)
 
 
-def tell_styles(axes: Axes, styles: dict[str, str]) -> None:
+def tell_styles(axes: Axes, styles: Mapping[str, str]) -> None:
     """Say which line style is which run's, inside the figure."""
     from matplotlib.lines import Line2D
 

@@ -1,9 +1,8 @@
 """Figures of query answers: lines over steps, and heat maps.
 
-`Lake.plot` and `page` call `figure`; `save` writes it. What is shown how follows from the columns:
-two kinds of layers, heads or steps against each other make a heat map, anything else lines over
-steps or tokens. Steps that grow by factors get a logarithmic axis. Figures are made without
-pyplot, so that nothing is global and threads do not meet.
+`Lake.plot` and `page` call `figure`; `save` writes it. `choices` decides what is shown how. Steps
+that grow by factors get a logarithmic axis; runs keep their colours and styles from one figure to
+the next. Figures are made without pyplot, so that nothing is global and threads do not meet.
 """
 
 from __future__ import annotations
@@ -12,36 +11,27 @@ import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
+import polars.selectors as cs
 
-from pico.errors import MissingExtraError, QueryError, did_you_mean
-from pico.report import labels, legends
+from pico.errors import MissingExtraError, QueryError
+from pico.report import choices, labels, legends
+from pico.report.choices import KEYS, Choice, Kind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Kind = Literal["line", "heatmap"]
+SUFFIXES = (".png", ".svg", ".html")
 RUN_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 """Of Okabe and Ito: told apart by everybody."""
-SUFFIXES = (".png", ".svg", ".html")
-_AXES = ("step", "tokens")
-KEYS = (
-    *("run", "other_run", "step", "tokens", "next_step", "other_step", "last_step"),
-    *("layer", "other_layer"),
-    *("head", "component", "name", "site", "probe", "state", "stage", "count_from"),
-    *("surprisal_from", "rank", "micro_step", "position", "n_targets", "n_units", "n_dead"),
-    "text",
-)
-"""Columns that say what a value is about, in the order in which a table has them."""
-_COLORS = ("layer", "count_from", "surprisal_from", "head", "run")
-_SQUARES = (("run", "other_run"), ("step", "other_step"), ("layer", "other_layer"))
 _FEW_CELLS = 36
 """So few of a heat map hold their numbers."""
 _MANY_POINTS = 100
 """A line of more is thin, so that what moves less is seen through it."""
+_PANEL_SIZE = (3.6, 2.7)
 
 
 def figure(
@@ -50,12 +40,13 @@ def figure(
     x: str | None = None,
     y: str | None = None,
     color: str | None = None,
-    value: str | None = None,
+    value: str | Sequence[str] | None = None,
     title: str | None = None,
     size: tuple[float, float] = (7.0, 4.0),
     limits: tuple[float, float] | None = None,
     label: str | None = None,
     reference: tuple[float, str] | None = None,
+    runs: Sequence[str] | None = None,
 ) -> Figure:
     """Draw a query's answer.
 
@@ -65,18 +56,20 @@ def figure(
         x: column across; by default step or tokens.
         y: column upwards of a heat map, by default layer, head or the other step.
         color: column whose values have colours of their own, of lines.
-        value: column that is drawn; by default the last number that is no key.
+        value: column that is drawn, or several; by default the last number that is no key.
         title: over the figure.
-        size: inches.
+        size: inches, of a figure without panels.
         limits: of the colours of a heat map; by default its least and greatest value.
         label: what the value is called; by default its column, with the unit.
         reference: a value that lines are compared with, and its name.
+        runs: in the order in which they have colours and styles; by default by name.
 
     Returns:
         A matplotlib figure, to be written by `save`.
 
     Raises:
-        QueryError: for an answer without rows or numbers, or a column that it does not have.
+        QueryError: for an answer without rows or numbers, or that is no series, or a column that it
+            does not have.
         MissingExtraError: without matplotlib.
     """
     try:
@@ -85,32 +78,37 @@ def figure(
         raise MissingExtraError("matplotlib", "plot") from None
     if not frame.height:
         raise QueryError("the answer has no rows, so there is nothing to draw")
-    for name in (x, y, color, value):
-        if name is not None and name not in frame.columns:
-            raise QueryError(
-                f"the answer has no column {name!r}.{did_you_mean(name, frame.columns)} "
-                f"It has: {', '.join(frame.columns)}"
-            )
-    value = value or value_of(frame)
-    square = next((s for s in _SQUARES if set(s) <= set(frame.columns)), None)
-    if kind is None:
-        kind = "heatmap" if square or {"head", "step"} <= set(frame.columns) or y else "line"
+    values = [value] if isinstance(value, str) else list(value or [choices.value_of(frame)])
+    choices.check_columns(frame, [x, y, color, *values])
+    for name in values:
+        choices.check_numbers(frame, name)
+    known, drawn_value = choices.together(frame.with_columns(cs.decimal().cast(pl.Float64)), values)
+    if not known[drawn_value].cast(pl.Float64).is_finite().any():
+        raise QueryError(f"no {drawn_value} of the answer is a number, so there is nothing to draw")
+    choice = choices.choose(known, drawn_value, kind, x, y, color)
+    panels = _parted(known, choice)
+    n_across = min(len(panels), 2 if len(panels) <= 4 else 3)
+    n_down = math.ceil(len(panels) / n_across)
+    if len(panels) > 1:
+        size = (n_across * _PANEL_SIZE[0] + 0.6, n_down * _PANEL_SIZE[1] + 0.3)
     drawn = Figure(figsize=size, layout="constrained")
-    axes = drawn.add_subplot()
-    if kind == "heatmap":
-        if square is None:
-            square = ("step", "head" if "head" in frame.columns else "layer")
-        _heatmap(axes, frame, x or square[0], y or square[1], value, limits)
-    else:
-        _lines(axes, frame, x or _axis_of(frame), color or _color_of(frame), value)
-        if reference is not None:
-            legends.tell_reference(axes, *reference)
-    if label is not None:
-        (drawn.axes[-1] if kind == "heatmap" else axes).set_ylabel(label, parse_math=False)
+    places = drawn.subplots(n_down, n_across, squeeze=False).ravel()
+    for place in places[len(panels) :]:
+        place.set_axis_off()
+    draw = _Lines(known, choice, runs) if choice.kind == "line" else _Map(known, choice, limits)
+    for place, (name, part) in zip(places, panels, strict=False):
+        draw.panel(place, part)
+        if name:
+            place.set_title(labels.plain(name, 40), loc="left", fontsize=9, parse_math=False)
+        if reference is not None and choice.kind == "line":
+            legends.tell_reference(place, *reference)
+    draw.finish(drawn, list(places[: len(panels)]), label or labels.named(drawn_value))
     if title:
-        axes.set_title(
-            labels.plain(title, 72), loc="left", fontsize=11, fontweight="bold", parse_math=False
-        )
+        told = {"fontsize": 11, "fontweight": "bold", "parse_math": False}
+        if len(panels) > 1:
+            drawn.suptitle(labels.plain(title, 72), x=0.01, ha="left", **told)
+        else:
+            places[0].set_title(labels.plain(title, 72), loc="left", **told)
     return drawn
 
 
@@ -161,133 +159,143 @@ def is_log_spaced(values: Sequence[float]) -> bool:
     return sorted(ratios)[len(ratios) // 2] >= 1.3
 
 
-def _lines(axes: Axes, frame: pl.DataFrame, x: str, color: str | None, value: str) -> None:
-    drawn = frame.drop_nulls([x, value]).sort(x)
-    if not drawn[value].cast(pl.Float64).is_finite().any():
-        raise QueryError(f"no {value} of the answer is a number, so there is nothing to draw")
-    keys = [k for k in KEYS if k in drawn.columns and k not in (x, *_AXES, "next_step")]
-    groups = [k for k in keys if drawn[k].n_unique() > 1 and drawn[k].dtype != pl.Float64]
-    if color is not None and color not in groups and drawn[color].n_unique() > 1:
-        groups.append(color)
-    colors = _colors(drawn, color)
-    runs = drawn["run"].unique(maintain_order=True).to_list() if "run" in drawn.columns else []
-    styles = dict(zip(runs, ["-", "--", ":", "-."] * len(runs), strict=False))
-    ends = []
-    parts = drawn.partition_by(groups, maintain_order=True) if groups else [drawn]
-    for part in parts:
-        key = part[color][0] if color else None
-        style = "-" if color == "run" or not runs else styles[part["run"][0]]
-        looks: dict[str, Any] = {"marker": "." if part.height <= 40 else None, "ms": 4, "lw": 1.4}
-        if part.height > _MANY_POINTS:
-            looks |= {"lw": 0.8, "alpha": 0.55}
-        hue = colors.get(key, RUN_COLORS[0])
-        axes.plot(part[x], part[value], style, color=hue, **looks)
-        ends.append((part[x][-1], part[value][-1], key, hue))
-    _scale(axes, drawn[x].to_list())
-    axes.set_xlabel(labels.named(x))
-    axes.set_ylabel(labels.named(value))
-    axes.grid(alpha=0.25, lw=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    legends.tell_colors(axes, color, colors, ends)
-    if color != "run" and len(runs) > 1:
-        legends.tell_styles(axes, styles)
+def _parted(frame: pl.DataFrame, choice: Choice) -> list[tuple[str, pl.DataFrame]]:
+    """Return the name and the rows of each panel."""
+    if not choice.panels:
+        return [("", frame)]
+    found = frame.drop_nulls([choice.x, choice.value])
+    parts = found.partition_by(choice.panels, as_dict=True, maintain_order=True)
+
+    def named(keys: tuple[Any, ...]) -> str:
+        words = zip(choice.panels, keys, strict=True)
+        return ", ".join(key if isinstance(key, str) else f"{name} {key}" for name, key in words)
+
+    ordered = sorted(parts, key=lambda keys: [(k is None, isinstance(k, str), k) for k in keys])
+    return [(named(keys), parts[keys]) for keys in ordered]
 
 
-def _heatmap(
-    axes: Axes,
-    frame: pl.DataFrame,
-    x: str,
-    y: str,
-    value: str,
-    limits: tuple[float, float] | None,
-) -> None:
-    import numpy as np
+class _Lines:
+    """Lines over steps or tokens, alike in all panels."""
 
-    drawn = frame.drop_nulls([x])
-    label = pl.col(y).cast(pl.String)
-    if y == "head" and "layer" in drawn.columns:
-        label = pl.format("{}.{}", "layer", "head")
-        drawn = drawn.sort("layer", "head", x)
-    elif "run" in drawn.columns and x != "run" and drawn["run"].n_unique() > 1:
-        label = pl.format("{} {}", "run", y)
-        drawn = drawn.sort("run", y, x)
-    else:
-        drawn = drawn.sort(y, x)
-    drawn = drawn.with_columns(label.alias("_row"))
-    rows = drawn["_row"].unique(maintain_order=True).to_list()
-    columns = sorted(drawn[x].unique().to_list())
-    cells = drawn.group_by("_row", x).agg(pl.col(value).mean())
-    grid = np.full((len(rows), len(columns)), math.nan)
-    at_row, at_column = ({k: i for i, k in enumerate(of)} for of in (rows, columns))
-    for row, column, number in cells.iter_rows():
-        if number is not None:
-            grid[at_row[row], at_column[column]] = number
-    if not np.isfinite(grid).any():
-        raise QueryError(f"no {value} of the answer is a number, so there is nothing to draw")
-    low, high = limits or (None, None)
-    image = axes.imshow(
-        grid, "viridis", vmin=low, vmax=high, aspect="auto", origin="lower", interpolation="none"
-    )
-    if grid.size <= _FEW_CELLS:
-        legends.tell_cells(axes, grid, image)
-    legends.ticks(axes.xaxis, columns, 10)
-    legends.ticks(axes.yaxis, rows, 16)
-    axes.set_xlabel(labels.named(x))
-    axes.set_ylabel("layer.head" if y == "head" and "layer" in drawn.columns else labels.named(y))
-    bar = axes.figure.colorbar(image, ax=axes, shrink=0.9)
-    bar.set_label(labels.named(value), fontsize=9)
+    def __init__(self, frame: pl.DataFrame, choice: Choice, runs: Sequence[str] | None) -> None:
+        self._choice = choice
+        found = set(frame["run"].to_list()) if "run" in frame.columns else set()
+        order = [run for run in runs or () if run in found]
+        self._runs = order + sorted(found - set(order), key=str)
+        self._styles = dict(zip(self._runs, itertools.cycle(["-", "--", ":", "-."]), strict=False))
+        self._colors = _colors(frame, choice.color, self._runs)
+        known = frame.drop_nulls([choice.x, choice.value])
+        parts = known.partition_by("run") if self._runs else [known]
+        self._is_log = all(is_log_spaced(part[choice.x].to_list()) for part in parts)
+
+    def panel(self, axes: Axes, frame: pl.DataFrame) -> None:
+        """Draw the lines of a panel."""
+        x, value, color = self._choice.x, self._choice.value, self._choice.color
+        drawn = frame.drop_nulls([x, value]).sort(x)
+        keys = [k for k in (color, "run", "text") if k in drawn.columns]
+        parts = drawn.partition_by(list(dict.fromkeys(keys)), maintain_order=True) if keys else None
+        for part in parts or [drawn]:
+            hue = self._colors[part[color][0]] if color else RUN_COLORS[0]
+            style = "-" if color == "run" or not self._runs else self._styles[part["run"][0]]
+            looks: dict[str, Any] = {"lw": 1.4, "ms": 4, "marker": "." if len(part) <= 40 else None}
+            if part.height > _MANY_POINTS:
+                looks |= {"lw": 0.8, "alpha": 0.55}
+            axes.plot(part[x], part[value], style, color=hue, **looks)
+        self._scale(axes, drawn[x].to_list())
+        axes.grid(alpha=0.25, lw=0.6)
+        axes.spines[["top", "right"]].set_visible(False)
+
+    def finish(self, drawn: Figure, places: Sequence[Axes], label: str) -> None:
+        """Name the axes and say what colours and styles mean."""
+        for axes in places:
+            axes.set_xlabel(labels.named(self._choice.x))
+            axes.set_ylabel(label, parse_math=False)
+        legends.tell_colors(drawn, self._choice.color, self._colors)
+        if self._choice.color != "run" and len(self._runs) > 1:
+            legends.tell_styles(places[0], self._styles)
+
+    def _scale(self, axes: Axes, values: Sequence[float]) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        if self._is_log and any(v > 0 for v in values):
+            least = min(v for v in values if v > 0)
+            axes.set_xscale("symlog", linthresh=least, linscale=0.5)
+            axes.set_xlim(left=0 if min(values) == 0 else least)
+        elif all(float(v).is_integer() for v in values):
+            axes.xaxis.set_major_locator(
+                MaxNLocator(7, steps=[1, 2, 2.5, 5, 10], integer=True, min_n_ticks=1)
+            )
+        axes.xaxis.set_major_formatter(lambda value, _: labels.short(value))
 
 
-def _scale(axes: Axes, values: Sequence[float]) -> None:
-    if is_log_spaced(values):
-        least = min(v for v in values if v > 0)
-        axes.set_xscale("symlog", linthresh=least, linscale=0.5)
-        axes.set_xlim(left=0 if min(values) == 0 else least)
-    axes.xaxis.set_major_formatter(lambda value, _: labels.short(value))
+class _Map:
+    """Heat maps, whose colours mean the same in all panels."""
+
+    def __init__(
+        self, frame: pl.DataFrame, choice: Choice, limits: tuple[float, float] | None
+    ) -> None:
+        self._choice = choice
+        values = frame[choice.value].cast(pl.Float64)
+        known = values.filter(values.is_finite()).to_numpy()
+        self._limits = limits or (float(known.min()), float(known.max()))
+        self._by_layer = choice.y == "head" and "layer" in frame.columns
+        self._image: Any = None
+
+    def panel(self, axes: Axes, frame: pl.DataFrame) -> None:
+        """Draw the cells of a panel; what is not there stays empty."""
+        import numpy as np
+
+        x, y, value = self._choice.x, str(self._choice.y), self._choice.value
+        drawn = frame.drop_nulls([x])
+        drawn = drawn.sort(*(["layer"] if self._by_layer else []), y, x)
+        named = pl.format("{}.{}", "layer", y) if self._by_layer else pl.col(y).cast(pl.String)
+        rows = drawn.select(named.alias("row"), x, pl.col(value).cast(pl.Float64))
+        upwards = rows["row"].unique(maintain_order=True).to_list()
+        across = sorted(drawn[x].unique().to_list())
+        grid = np.full((len(upwards), len(across)), math.nan)
+        at_row, at_column = ({k: i for i, k in enumerate(of)} for of in (upwards, across))
+        for row, column, number in rows.iter_rows():
+            grid[at_row[row], at_column[column]] = math.nan if number is None else number
+        low, high = self._limits
+        self._image = axes.imshow(
+            grid,
+            "viridis",
+            vmin=low,
+            vmax=high,
+            aspect="auto",
+            origin="lower",
+            interpolation="none",
+        )
+        if grid.size <= _FEW_CELLS:
+            legends.tell_cells(axes, grid, self._image)
+        legends.ticks(axes.xaxis, across, 10)
+        legends.ticks(axes.yaxis, upwards, 16)
+
+    def finish(self, drawn: Figure, places: Sequence[Axes], label: str) -> None:
+        """Name the axes and say what the colours mean."""
+        for axes in places:
+            axes.set_xlabel(labels.named(self._choice.x))
+            axes.set_ylabel("layer.head" if self._by_layer else labels.named(str(self._choice.y)))
+        bar = drawn.colorbar(self._image, ax=list(places), shrink=0.9)
+        bar.ax.set_ylabel(label, fontsize=9, parse_math=False)
 
 
-def _colors(frame: pl.DataFrame, color: str | None) -> dict[Any, Any]:
+def _colors(frame: pl.DataFrame, color: str | None, runs: Sequence[str]) -> dict[Any, Any]:
+    """Return the colour of each value, in the order in which a legend has them."""
     import matplotlib as mpl
 
     if color is None:
         return {}
-    keys = frame[color].unique(maintain_order=True).to_list()
     if color == "run" or not frame[color].dtype.is_numeric():
-        return {k: RUN_COLORS[i % len(RUN_COLORS)] for i, k in enumerate(keys)}
-    known = sorted(k for k in keys if k is not None)
+        known = runs if color == "run" else sorted(frame[color].unique().to_list(), key=str)
+        if len(known) <= len(RUN_COLORS):
+            return dict(zip(known, RUN_COLORS, strict=False))
+        many = mpl.colormaps["turbo"].resampled(256)
+        return {k: many(0.05 + 0.9 * i / (len(known) - 1)) for i, k in enumerate(known)}
+    numbers = sorted(frame[color].drop_nulls().unique().to_list())
     shades = mpl.colormaps["viridis"].resampled(256)
-    found = {k: shades(0.92 * i / max(1, len(known) - 1)) for i, k in enumerate(known)}
-    return found | ({None: "0.6"} if len(known) < len(keys) else {})
+    found = {k: shades(0.92 * i / max(1, len(numbers) - 1)) for i, k in enumerate(numbers)}
+    return found | ({None: "0.6"} if frame[color].null_count() else {})
 
 
-def value_of(frame: pl.DataFrame) -> str:
-    """Return the column of an answer that is drawn unless somebody says which.
-
-    Raises:
-        QueryError: if it has no numbers.
-    """
-    numbers = [n for n, t in frame.schema.items() if t.is_float() and n not in KEYS]
-    numbers = numbers or [n for n, t in frame.schema.items() if t.is_numeric() and n not in KEYS]
-    if not numbers:
-        raise QueryError(
-            f"the answer has no column of numbers to draw; it has {', '.join(frame.columns)}"
-        )
-    full = [n for n in numbers if frame[n].null_count() < frame.height / 2]
-    return (full or numbers)[-1]
-
-
-def _axis_of(frame: pl.DataFrame) -> str:
-    if "tokens" in frame.columns and frame["tokens"].null_count() == 0:
-        return "tokens"
-    found = next((name for name in _AXES if name in frame.columns), None)
-    if found is None:
-        raise QueryError(
-            f"the answer has neither step nor tokens; say what goes across: --x, one of "
-            f"{', '.join(frame.columns)}"
-        )
-    return found
-
-
-def _color_of(frame: pl.DataFrame) -> str | None:
-    varied = [c for c in _COLORS if c in frame.columns and frame[c].n_unique() > 1]
-    return varied[0] if varied else None
+__all__ = ["KEYS", "RUN_COLORS", "SUFFIXES", "figure", "is_log_spaced", "save", "svg"]

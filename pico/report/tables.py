@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from pico.report import plots
+from pico.report import choices
 
 Rows = list[dict[str, Any]]
 _NO_SETTINGS = ("run", "run_uuid", "created_at", "library_versions")
@@ -43,7 +43,7 @@ def last_numbers(frame: pl.DataFrame, value: str | None = None) -> tuple[Rows, s
 
     Of an answer with two kinds of steps, layers or runs against each other: nothing.
     """
-    value = value or plots.value_of(frame)
+    value = value or choices.value_of(frame)
     if "step" not in frame.columns or any(name.startswith("other_") for name in frame.columns):
         return [], ""
     known = frame.drop_nulls(["step", value])
@@ -53,7 +53,7 @@ def last_numbers(frame: pl.DataFrame, value: str | None = None) -> tuple[Rows, s
         if ends is None
         else known.join(ends, on=["run", "step"])
     )
-    named = [c for c in plots.KEYS if c in last.columns and c not in ("step", "tokens")]
+    named = [c for c in choices.KEYS if c in last.columns and c not in ("step", "tokens")]
     told = [c for c in named if last[c].n_unique() > 1]
     rows = last.sort(value, descending=True, nulls_last=True).select(*told, value).to_dicts()
     step = f"step {int(known['step'].cast(pl.Int64).to_numpy().max()):,}"

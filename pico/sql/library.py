@@ -5,11 +5,15 @@
     -- summary: Loss and held-out loss by step.
     -- parameter: run text "the run" default NULL
     -- returns: run, step, loss, heldout_loss
+    -- draws: loss, heldout_loss
+    -- needs: scalars: record.scalars
     -- example: pico query loss -p run=tiny
 
 `pico query` lists, shows and runs them. Parameters are prepared parameters of DuckDB (`$run`),
-converted by their declared type, never pasted into the text. The topic, under which queries are
-listed, may be left out. A header that does not hold together is an error that names file and line.
+converted by their declared type, never pasted into the text. `draws` names the columns that
+`pico plot` shows (`nothing`: rows to be read), `needs` says what has to be recorded. These two and
+the topic, under which queries are listed, may be left out. A header that does not hold together is
+an error that names file and line.
 """
 
 from __future__ import annotations
@@ -30,7 +34,8 @@ from pico.sql import statements
 _HEADER = re.compile(r"--\s*(?P<key>[a-z]+):\s*(?P<value>.*?)\s*")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _PLACEHOLDER = re.compile(r"--[^\n]*|'(?:[^']|'')*'|\$([A-Za-z_][A-Za-z0-9_]*)")
-_KEYS = ("name", "topic", "summary", "returns", "example")
+_KEYS = ("name", "topic", "summary", "returns", "draws", "needs", "example")
+_OPTIONAL = ("topic", "draws", "needs")
 _BOOLEANS = {"true": True, "false": False}
 _CONVERT: dict[str, Callable[[str], Any]] = {
     "text": str,
@@ -65,6 +70,10 @@ class Query:
     sql: str
     text: str
     """The whole file, header included."""
+    draws: tuple[str, ...] | None = None
+    """The columns that a picture shows; none: rows to be read; None: the header does not say."""
+    needs: str | None = None
+    """What has to be recorded for an answer."""
 
 
 def list_queries(folder: Path | None = None) -> list[Query]:
@@ -103,7 +112,10 @@ def describe(query: Query) -> str:
         default = "NULL" if item.default is None else item.default
         ending = "required" if item.required else f"default: {default}"
         lines.append(f"  {item.name:<{width}}  {item.type:<5}  {item.description}  [{ending}]")
-    lines += ["", f"Returns: {', '.join(query.returns)}", "", f"Example:  {query.example}"]
+    lines += ["", f"Returns: {', '.join(query.returns)}"]
+    if query.needs:
+        lines += ["", f"Needs {query.needs}"]
+    lines += ["", f"Example:  {query.example}"]
     return "\n".join(lines)
 
 
@@ -191,14 +203,18 @@ def parse(path: Path) -> Query:
             )
         else:
             fields[key] = value
-    missing = [key for key in _KEYS if key not in fields and key != "topic"]
+    missing = [key for key in _KEYS if key not in fields and key not in _OPTIONAL]
     if missing:
         raise QueryError(f"{path.name}, line {end + 1}: the header lacks '-- {missing[0]}: …'")
     if fields["name"] != path.stem:
         raise QueryError(f"{path.name}, line 1: the query is named {fields['name']!r}")
     body = "\n".join(lines[end:])
     _check_placeholders(body, parameters, path, end + 1)
-    returns = tuple(column.strip() for column in fields["returns"].split(","))
+    returns = _listed(fields["returns"])
+    draws = _listed(fields["draws"]) if "draws" in fields else None
+    for column in draws or ():
+        if column not in (*returns, "nothing"):
+            raise QueryError(f"{path.name}: it draws {column!r}, which it does not return")
     return Query(
         fields["name"],
         fields.get("topic", "other"),
@@ -208,7 +224,13 @@ def parse(path: Path) -> Query:
         fields["example"],
         body.strip(),
         text,
+        () if draws == ("nothing",) else draws,
+        fields.get("needs"),
     )
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(","))
 
 
 def _parameter(value: str, where: str) -> Parameter:

@@ -74,6 +74,13 @@ def test_what_the_answers_say_of_the_demo_lake(demo_lake: str) -> None:
     assert corpus.filter(corpus["step"] == 3)["tokens"].to_list() == tokens.tolist()
 
 
+def test_headers_say_what_a_picture_shows() -> None:
+    """Or that rows are to be read; what is drawn by step is drawn by what varies."""
+    for query in library.list_queries():
+        assert query.draws is not None, query.name
+        assert set(query.draws) <= set(query.returns), query.name
+
+
 def test_help_of_a_query_tells_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     for query in library.list_queries():
         assert run_command(["query", query.name, "--help"]) == 0

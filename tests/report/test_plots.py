@@ -71,6 +71,84 @@ def test_tensors_of_one_layer_are_lines_of_their_own() -> None:
     assert len(plots.figure(pl.DataFrame(rows)).axes[0].lines) == 2
 
 
+def test_what_varies_besides_has_panels() -> None:
+    """A line is one series; the name, which layer and component decide, parts nothing."""
+    parts = [
+        by_layer(POWERS, run=run, component=c).with_columns(name=pl.format(c + ".{}", "layer"))
+        for run in "ab"
+        for c in ("q", "k")
+    ]
+    drawn = plots.figure(pl.concat(parts), title="rank")
+    assert [axes.get_title(loc="left") for axes in drawn.axes] == ["k", "q"]
+    assert [len(axes.lines) for axes in drawn.axes] == [6, 6]
+    for axes in drawn.axes:
+        for line in axes.lines:
+            assert list(line.get_xdata()) == POWERS
+    many = [by_layer(POWERS, component=f"c{i:02}") for i in range(13)]
+    with pytest.raises(QueryError, match="13 values of component, too many for a panel each"):
+        plots.figure(pl.concat(many))
+
+
+def test_what_is_no_series_is_refused() -> None:
+    frame = pl.DataFrame({"step": [1, 1], "dataset": ["a", "b"], "loss": [1.0, 2.0]})
+    with pytest.raises(QueryError, match="several values of loss for one step, so that it is no"):
+        plots.figure(frame)
+    heads = pl.DataFrame({"step": [0, 0], "head": [1, 1], "score": [0.0, 1.0]})
+    with pytest.raises(QueryError, match="several values of score for one step and head"):
+        plots.figure(heads)
+
+
+def test_maps_of_runs_are_panels_of_one_scale() -> None:
+    """No cell is a mean of two runs."""
+    rows = [
+        {"run": run, "step": s, "layer": 0, "head": h, "score": h + 10.0 * (run == "b")}
+        for run in "ab"
+        for s in (0, 1)
+        for h in (0, 1)
+    ]
+    first, second, bar = plots.figure(pl.DataFrame(rows)).axes
+    assert [a.get_title(loc="left") for a in (first, second)] == ["a", "b"]
+    assert np.asarray(second.images[0].get_array()).tolist() == [[10, 10], [11, 11]]
+    assert first.images[0].get_clim() == second.images[0].get_clim() == (0, 11)
+    assert bar.get_ylabel() == "score"
+
+
+def test_runs_keep_their_looks() -> None:
+    """Whatever their values are, and in the order that is asked for."""
+    frame = pl.concat([by_layer(POWERS, run=run) for run in ("b", "a")])
+    styles = {t.get_text(): h.get_linestyle() for t, h in _entries(plots.figure(frame))}
+    assert styles == {"a": "-", "b": "--"}
+    styles = {t.get_text(): h.get_linestyle() for t, h in _entries(plots.figure(frame, runs=["b"]))}
+    assert styles == {"b": "-", "a": "--"}
+
+
+def _entries(drawn: Any) -> list[tuple[Any, Any]]:
+    legend = drawn.axes[0].get_legend()
+    return list(zip(legend.get_texts(), legend.legend_handles, strict=True))
+
+
+def test_several_values_are_lines_of_one_colour() -> None:
+    frame = pl.DataFrame(
+        {"run": ["a"] * 3, "step": [0, 1, 2], "loss": [3.0, 2.0, None], "held": [3.5, None, 1.5]}
+    )
+    axes = plots.figure(frame, value=["loss", "held"]).axes[0]
+    assert sorted(list(line.get_ydata()) for line in axes.lines) == [[3.0, 2.0], [3.5, 1.5]]
+    assert len({line.get_color() for line in axes.lines}) == 1
+    assert axes.get_ylabel() == "loss (nats per token)"
+
+
+def test_layers_outside_blocks_come_last_in_a_legend() -> None:
+    frame = by_layer([0, 1]).with_columns(layer=pl.when(pl.col("layer") > 0).then("layer"))
+    [legend] = plots.figure(frame).legends
+    assert [text.get_text() for text in legend.get_texts()] == ["1", "2", "none"]
+
+
+def test_runs_of_other_steps_do_not_make_an_axis_logarithmic() -> None:
+    runs = {"a": range(0, 301, 20), "b": range(0, 13, 3)}
+    rows = [{"run": run, "step": s, "loss": 1.0} for run, steps in runs.items() for s in steps]
+    assert plots.figure(pl.DataFrame(rows)).axes[0].get_xscale() == "linear"
+
+
 def test_tokens_come_before_steps_and_gaps_are_left_out() -> None:
     frame = pl.DataFrame(
         {
@@ -116,7 +194,8 @@ def test_heads_against_steps() -> None:
     np.testing.assert_allclose(grid, [[0, 0.05], [0.1, 0.15], [1, 1.05], [1.1, 1.15]])
     assert [t.get_text() for t in axes.get_yticklabels()] == ["0.0", "0.1", "1.0", "1.1"]
     lines = plots.figure(frame, kind="line", color="head")
-    assert len(lines.axes[0].lines) == 4
+    assert [len(axes.lines) for axes in lines.axes] == [2, 2]
+    assert [axes.get_title(loc="left") for axes in lines.axes] == ["layer 0", "layer 1"]
 
 
 def test_layers_against_steps_when_asked() -> None:
