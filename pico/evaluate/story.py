@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import polars as pl
 
 from pico.errors import PicoError, QueryError
 from pico.lake.snapshot import Snapshot
-from pico.report import page, plots, tables
+from pico.report import page, plots, sentences, tables
 from pico.report.page import Picture, Section
 from pico.sql import library, session, statements
 
@@ -25,13 +25,13 @@ _FIRST = {
     *("family", "n_params", "n_layers", "d_model", "n_heads", "vocab_size", "seq_len"),
     *("dataset", "max_steps", "optimizer.lr", "optimizer.schedule", "tokens_per_step"),
 }
-_MAX_CKA_STEPS = 24
 _CKA = "linear CKA"
 _ALIKE = (
     "CKA is 1 where one representation is the other, turned or scaled, and near 0 where they have "
     "nothing in common."
 )
 _TEXT_STREAM = "activations: [{probe: text, sites: [resid.post], schedule: pythia}]"
+_TEXT_STREAM_LATER = "--probe text --record activations:resid.post"
 
 
 def write(
@@ -88,19 +88,14 @@ class _Story:
         ]
 
     def lead(self) -> str:
-        """Say when and where the runs were made, in a sentence."""
-        rows = self._sql("SELECT run, n_params, dataset FROM runs")
-        rows = rows.filter(pl.col("run").is_in(self.runs))
-        told = [f"{r['run']}: {r['n_params'] or 0:,} parameters" for r in rows.to_dicts()]
-        data = sorted({d for d in rows["dataset"].to_list() if d})
-        return "; ".join(told) + (f". Trained on {', '.join(data)}." if data else ".")
+        """Say what the runs are, in a sentence."""
+        return sentences.about(self._rows())
 
     def configs(self) -> Section:
         """Tell the settings, those that differ first."""
-        rows = self._sql("SELECT * EXCLUDE (extra) FROM runs")
-        of_runs = [row for row in rows.to_dicts() if row["run"] in self.runs]
-        differing, same = tables.settings(of_runs)
-        if len(of_runs) > 1:
+        rows = [{k: v for k, v in row.items() if k != "extra"} for row in self._rows()]
+        differing, same = tables.settings(rows)
+        if len(rows) > 1:
             lead = f"What differs; {len(same)} settings are the same."
             return Section("Config", lead, table=differing, more=same)
         first = [row for row in same if row["setting"] in _FIRST]
@@ -116,46 +111,47 @@ class _Story:
         ]
         known = self._sql(_UNIGRAM, [self.runs[0]]).item(0, 0)
         caption = "Loss by tokens seen: dots on held-out text, thin lines of each step's batch."
-        lead = ""
-        if known is not None:
-            lead = (
-                f"Knowing only how frequent each token is gives {known:.3f} nats per token; below "
-                "that, context helps."
-            )
         pictures = self._picture(
             pl.concat(parts),
             caption,
             value="loss",
             reference=None if known is None else (known, "token frequencies alone"),
         )
+        lead = ""
+        if known is not None and pictures:
+            lead = (
+                f"Knowing only how frequent each token is gives {known:.3f} nats per token; below "
+                "that, context helps."
+            )
         return Section("Loss", lead, pictures, note="" if pictures else "No loss was recorded.")
 
     def norms(self) -> Section:
         """Show how norms of weights grow."""
-        pictures = []
-        for component in ("o", "down", "embed"):
-            frame = self._query("norm_growth", component=component)
-            caption = f"Frobenius norm of {component}, as a multiple of that of its first record."
-            pictures += self._picture(frame, caption, value="growth", label="norm / first norm")
-        return Section(
-            "Norms of weights", "", pictures, note="" if pictures else _record("weights: pythia")
-        )
+        frames = {c: self._query("norm_growth", component=c) for c in ("o", "down", "embed")}
+        value = "frobenius_norm"
+        if any(frame["step"].n_unique() > 1 for frame in frames.values()):
+            value = "growth"
+            moving = pl.col("step").n_unique().over("run") > 1  # one step has grown by nothing
+            frames = {component: frame.filter(moving) for component, frame in frames.items()}
+        caption = "Frobenius norm of the {}, as a multiple of that of its first record."
+        title, label = "Norms of weights", "norm / first norm"
+        return self._of_weights(title, "norm_growth", frames, value, caption, label)
 
     def ranks(self) -> Section:
         """Show effective rank by layer."""
-        return self._of_weights(
-            "Rank of weights",
-            "effective_rank",
-            "Effective rank of {}: how many directions carry it. Layers from dark to light.",
+        caption = (
+            "Effective rank of the {}: how many directions carry it. Layers from dark to light."
         )
+        frames = self._by_component("effective_rank_by_layer")
+        title = "Rank of weights"
+        return self._of_weights(title, "effective_rank_by_layer", frames, "effective_rank", caption)
 
     def sparsity(self) -> Section:
         """Show the Gini coefficient by layer."""
-        return self._of_weights(
-            "Sparsity of weights",
-            "gini",
-            "Gini coefficient of the entries of {}: 0 where all are equally large.",
-        )
+        caption = "Gini coefficient of the entries of the {}: 0 where all are equally large."
+        frames = self._by_component("sparsity_by_layer")
+        title = "Sparsity of weights"
+        return self._of_weights(title, "sparsity_by_layer", frames, "gini", caption)
 
     def gradients(self) -> Section:
         """Show gradient norms by layer."""
@@ -164,43 +160,55 @@ class _Story:
         pictures = self._picture(
             frame, "Norm of the raw gradient of each layer, all its tensors together."
         )
-        note = "" if pictures else _record("tensor_stats: {gradients: {every: 10}}")
+        note = "" if pictures else sentences.recorded("tensor_stats: {gradients: {every: 10}}")
         return Section("Gradients", "", pictures, note=note)
 
     def frequencies(self) -> Section:
         """Show loss by token frequency."""
         frame = self._query("loss_by_frequency")
-        caption = "Loss on the probe text, by how often the target stands in the training data."
-        pictures = self._by_run(frame, caption)
-        lead = _frequent_first(frame) if pictures else ""
-        note = "" if pictures else _record("probes: {text: {every: 50, record: [token_scores]}}")
+        frame = frame.filter(pl.col("n_targets") >= sentences.FEW_TARGETS)
+        pictures = []
+        for run in self.runs:
+            caption = (
+                f"{run}. Loss on the probe text, by how often the target stands in the corpus; "
+                f"bands of {sentences.FEW_TARGETS} targets or more."
+            )
+            pictures += self._picture(frame.filter(pl.col("run") == run), caption, value="loss")
+        lead = sentences.frequent_first(frame) if pictures else ""
+        hint = "probes: {text: {every: 50, record: [token_scores]}}"
+        note = "" if pictures else sentences.recorded(hint, "--probe text --record token_scores")
         return Section("Which tokens are learned when", lead, pictures, note=note)
 
     def heads(self) -> Section:
         """Show induction scores by head."""
-        pictures = []
+        pictures, lead = [], ""
         frames = {run: self._query("induction_by_head", run=run) for run in self.runs}
         scores = [score for frame in frames.values() for score in frame["score"].to_list()]
         most = max((score for score in scores if score is not None), default=1.0)
+        n_tokens = self._sql("SELECT min(len(tokens)) FROM probes WHERE probe = 'repeat'").item()
+        chance = sentences.chance(n_tokens)
         for run, frame in frames.items():
-            caption = f"Induction score of every head of {run}: 1 would be perfect copying."
+            caption = f"Induction score of every head of {run}."
             pictures += self._picture(
                 frame,
                 caption,
                 kind="heatmap",
                 x="step",
                 y="head",
-                limits=(0.0, most),
+                limits=(0.0, max(most, 10 * (chance or 0.0))),
                 label="induction score",
             )
-        note = "" if pictures else _record("probes: {repeat: {every: 50, record: [attention]}}")
-        return Section("Attention heads", "", pictures, note=note)
+        if pictures and chance is not None:
+            lead = f"1 is perfect copying; a head that looks everywhere alike has {chance:.3f}."
+        hint = "probes: {repeat: {every: 50, record: [attention]}}"
+        note = "" if pictures else sentences.recorded(hint, "--probe repeat --record attention")
+        return Section("Attention heads", lead, pictures, note=note)
 
     def similarity(self) -> Section:
         """Show CKA of steps with each other, and of runs."""
         pictures = []
         for run in self.runs[:2]:
-            frame = _thinned(self._query("cka_steps", run=run))
+            frame = tables.thinned(self._query("cka_steps", run=run))
             caption = f"Linear CKA of the last layer of {run} with itself, step against step."
             pictures += self._picture(frame, caption, limits=(0.0, 1.0), label=_CKA)
         for other in self.runs[1:]:
@@ -216,7 +224,7 @@ class _Story:
             pictures += self._picture(
                 frame, caption, kind="heatmap", x="run", y="other_run", label=_CKA, limits=(0, 1)
             )
-        note = "" if pictures else _record(_TEXT_STREAM)
+        note = "" if pictures else sentences.recorded(_TEXT_STREAM, _TEXT_STREAM_LATER)
         return Section("Similarity of representations", lead, pictures, note=note)
 
     def samples(self) -> Section:
@@ -246,34 +254,74 @@ class _Story:
         table = tables.megabytes(self._query("bytes_per_table"), self.runs)
         return Section("Size", "Megabytes that the lake keeps of these runs.", table=table)
 
-    def _of_weights(self, title: str, metric: str, caption: str) -> Section:
-        pictures = []
-        query = {"effective_rank": "effective_rank_by_layer", "gini": "sparsity_by_layer"}[metric]
+    def _by_component(self, query: str) -> dict[str, pl.DataFrame]:
+        found = {}
         for component in ("o", "down"):
             frames = [
                 self._query(query, run=run, component=component).with_columns(run=pl.lit(run))
                 for run in self.runs
             ]
-            pictures += self._picture(pl.concat(frames), caption.format(component), value=metric)
-        return Section(title, "", pictures, note="" if pictures else _record("weights: pythia"))
-
-    def _by_run(self, frame: pl.DataFrame, caption: str) -> list[Picture]:
-        found = []
-        for run in self.runs:
-            of_run = frame.filter(pl.col("run") == run)
-            found += self._picture(of_run, f"{run}. {caption}", value="loss")
+            found[component] = pl.concat(frames)
         return found
+
+    def _of_weights(
+        self,
+        title: str,
+        query: str,
+        frames: Mapping[str, pl.DataFrame],
+        value: str,
+        caption: str,
+        label: str | None = None,
+    ) -> Section:
+        """Show a value of some components; as a table where only one step is stored."""
+        known = {c: frame for c, frame in frames.items() if frame.height}
+        if not known:
+            return self._of_all_weights(title, query, value, caption, label)
+        if all(frame["step"].n_unique() == 1 for frame in known.values()):
+            columns = ["run", "layer"] if len(self.runs) > 1 else ["layer"]
+            rows = [
+                {"component": component, **row}
+                for component, frame in known.items()
+                for row in frame.sort("run", "layer").select(*columns, value).to_dicts()
+            ]
+            return Section(title, "One step is stored.", table=rows)
+        pictures = []
+        for component, frame in known.items():
+            told = caption.format(sentences.WORDS[component])
+            pictures += self._picture(frame, told, value=value, label=label)
+        return Section(title, "", pictures)
+
+    def _of_all_weights(
+        self, title: str, query: str, value: str, caption: str, label: str | None
+    ) -> Section:
+        """Show a value of every tensor of runs whose components nobody knows."""
+        frames = [
+            self._query(query, run=run).with_columns(run=pl.lit(run)).drop("layer", "component")
+            for run in self.runs
+        ]
+        both = pl.concat(frames)
+        if not both.height:
+            return Section(title, note=sentences.recorded("weights: pythia"))
+        pictures = self._picture(both, caption.format("weights"), value=value, label=label)
+        note = "" if pictures else f"Too many tensors for a figure; pico query {query} lists them."
+        return Section(title, "", pictures, note=note)
 
     def _picture(self, frame: pl.DataFrame, caption: str, **options: Any) -> list[Picture]:
         if not frame.height:
             return []
         try:
-            drawn = plots.figure(frame, size=_SIZE, **options)
+            drawn = plots.figure(frame, size=_SIZE, runs=self.runs, **options)
         except QueryError:
             return []  # all values NULL or NaN: nothing to see
         return [
             Picture(plots.svg(drawn), caption, *tables.last_numbers(frame, options.get("value")))
         ]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """Return the rows of the runs, in the order in which they were asked for."""
+        rows = self._sql("SELECT * FROM runs").to_dicts()
+        of_run = {row["run"]: row for row in rows if row["run"] in self.runs}
+        return [of_run[run] for run in self.runs if run in of_run]
 
     def _query(self, name: str, **given: Any) -> pl.DataFrame:
         texts = {key: str(value) for key, value in given.items()}
@@ -284,28 +332,6 @@ class _Story:
     def _sql(self, sql: str, given: Sequence[Any] = ()) -> pl.DataFrame:
         found = self._connection.sql(sql, params=list(given))
         return pl.DataFrame(pl.from_arrow(statements.fetch(found)))
-
-
-def _frequent_first(frame: pl.DataFrame) -> str:
-    """Say what frequency does to the loss at the end, if it does what people expect."""
-    last = frame.filter(pl.col("step") == pl.col("step").max()).sort("count_from")
-    if last["count_from"].n_unique() < 2 or last["loss"][-1] >= last["loss"][0]:
-        return ""
-    return (
-        f"At the last step targets seen {last['count_from'][-1]:,} times or more cost "
-        f"{last['loss'][-1]:.2f} nats, those of the rarest band {last['loss'][0]:.2f}."
-    )
-
-
-def _thinned(frame: pl.DataFrame) -> pl.DataFrame:
-    """Keep so many steps that cells can be told apart."""
-    steps = sorted(frame["step"].unique().to_list()) if frame.height else []
-    kept = steps[:: -(-len(steps) // _MAX_CKA_STEPS)] if steps else []
-    return frame.filter(pl.col("step").is_in(kept) & pl.col("other_step").is_in(kept))
-
-
-def _record(what: str) -> str:
-    return f"Nothing of it was recorded. In a config: record: {{{what}}}"
 
 
 _UNIGRAM = """

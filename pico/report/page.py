@@ -40,6 +40,7 @@ table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabu
 th, td { text-align: left; padding: .25rem .7rem .25rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; }
 th:first-child, td:first-child { overflow-wrap: normal; white-space: nowrap; }
+th + th, td + td { min-width: 5.5rem; }
 td.number { text-align: right; white-space: nowrap; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font: .85rem/1.45 ui-monospace, monospace;
   border-left: 3px solid var(--line); padding-left: .8rem; margin: .4rem 0 1rem; }

@@ -180,10 +180,11 @@ class _Lines:
     def __init__(self, frame: pl.DataFrame, choice: Choice, runs: Sequence[str] | None) -> None:
         self._choice = choice
         found = set(frame["run"].to_list()) if "run" in frame.columns else set()
-        order = [run for run in runs or () if run in found]
-        self._runs = order + sorted(found - set(order), key=str)
-        self._styles = dict(zip(self._runs, itertools.cycle(["-", "--", ":", "-."]), strict=False))
-        self._colors = _colors(frame, choice.color, self._runs)
+        order = list(dict.fromkeys([*(runs or ()), *sorted(found, key=str)]))
+        self._runs = [run for run in order if run in found]
+        styles = dict(zip(order, itertools.cycle(["-", "--", ":", "-."]), strict=False))
+        self._styles = {run: styles[run] for run in self._runs}
+        self._colors = _colors(frame, choice.color, order)
         known = frame.drop_nulls([choice.x, choice.value])
         parts = known.partition_by("run") if self._runs else [known]
         self._is_log = all(is_log_spaced(part[choice.x].to_list()) for part in parts)
@@ -287,15 +288,16 @@ def _colors(frame: pl.DataFrame, color: str | None, runs: Sequence[str]) -> dict
     if color is None:
         return {}
     if color == "run" or not frame[color].dtype.is_numeric():
-        known = runs if color == "run" else sorted(frame[color].unique().to_list(), key=str)
-        if len(known) <= len(RUN_COLORS):
-            return dict(zip(known, RUN_COLORS, strict=False))
+        found = frame[color].unique().to_list()
+        known = runs if color == "run" else sorted(found, key=str)
         many = mpl.colormaps["turbo"].resampled(256)
-        return {k: many(0.05 + 0.9 * i / (len(known) - 1)) for i, k in enumerate(known)}
+        shades = [many(0.05 + 0.9 * i / max(1, len(known) - 1)) for i in range(len(known))]
+        hues = RUN_COLORS if len(known) <= len(RUN_COLORS) else shades
+        return {k: hue for k, hue in zip(known, hues, strict=False) if k in found}
     numbers = sorted(frame[color].drop_nulls().unique().to_list())
-    shades = mpl.colormaps["viridis"].resampled(256)
-    found = {k: shades(0.92 * i / max(1, len(numbers) - 1)) for i, k in enumerate(numbers)}
-    return found | ({None: "0.6"} if frame[color].null_count() else {})
+    ordered = mpl.colormaps["viridis"].resampled(256)
+    by_number = {k: ordered(0.92 * i / max(1, len(numbers) - 1)) for i, k in enumerate(numbers)}
+    return by_number | ({None: "0.6"} if frame[color].null_count() else {})
 
 
 __all__ = ["KEYS", "RUN_COLORS", "SUFFIXES", "figure", "is_log_spaced", "save", "svg"]

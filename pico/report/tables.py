@@ -16,20 +16,29 @@ from pico.report import choices
 Rows = list[dict[str, Any]]
 _NO_SETTINGS = ("run", "run_uuid", "created_at", "library_versions")
 _MOST_ROWS = 12
+_MOST_STEPS = 24
 _LONGEST = 80
 
 
 def settings(runs: Sequence[Mapping[str, Any]]) -> tuple[Rows, Rows]:
     """Return the settings of runs that differ, and those that are the same.
 
+    What a run that was not trained here does not say, such as an average of checkpoints, is no
+    difference.
+
     Args:
         runs: rows of the table `runs`, with its `config`.
     """
     of_run = {row["run"]: _flat(dict(row)) for row in runs}
+    says_all = {run for run, flat in of_run.items() if flat.get("max_steps") is not None}
     differing: Rows = []
     same: Rows = []
     for key in dict.fromkeys(key for flat in of_run.values() for key in flat):
-        values = [flat.get(key) for flat in of_run.values()]
+        values = [
+            flat.get(key)
+            for run, flat in of_run.items()
+            if flat.get(key) is not None or run in says_all or not says_all
+        ] or [None]
         row = {"setting": key, **{run: _short(flat.get(key)) for run, flat in of_run.items()}}
         if len({json.dumps(value, default=str) for value in values}) > 1:
             differing.append(row)
@@ -83,6 +92,13 @@ def megabytes(frame: pl.DataFrame, runs: Sequence[str]) -> Rows:
     ]
 
 
+def thinned(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return of steps against steps so many, the last among them, that cells can be told apart."""
+    steps = sorted(frame["step"].unique().to_list()) if frame.height else []
+    kept = steps[::-1][:: -(-len(steps) // _MOST_STEPS)] if steps else []
+    return frame.filter(pl.col("step").is_in(kept) & pl.col("other_step").is_in(kept))
+
+
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
     """Return settings of a run under dotted names."""
     config = json.loads(row.pop("config") or "{}")
@@ -92,7 +108,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict) and value:
             for key, item in value.items():
                 add(f"{prefix}.{key}" if prefix else key, item)
-        else:
+        elif prefix:
             found[prefix] = value
 
     add("", config)

@@ -53,6 +53,38 @@ def test_a_page_with_everything(lake: pico.Lake, tmp_path: Path) -> None:
     assert "In numbers, at step 6" in text
 
 
+@pytest.fixture
+def own(lake: pico.Lake, tmp_path: Path) -> pico.Lake:
+    """A copy of the lake, for one test alone."""
+    shutil.copytree(lake.storage.url, tmp_path / "own")
+    return pico.Lake.open(str(tmp_path / "own"))
+
+
+def test_an_average_is_no_trajectory(own: pico.Lake, tmp_path: Path) -> None:
+    """Its norms are told in a table; beside its run nothing of it has grown."""
+    own.average("first", [2, 4], as_run="mean")
+    own.report("mean", tmp_path / "r.html")
+    text = html.unescape((tmp_path / "r.html").read_text("utf-8"))
+    assert "the mean of first at steps 2, 4" in text and "One step is stored." in text
+    assert "Knowing only" not in text and "frobenius_norm</th>" in text
+    own.report(["mean", "first"], tmp_path / "both.html")
+    both = (tmp_path / "both.html").read_text("utf-8")
+    assert both.count("<figure>") >= 10 and both.index("mean</th>") < both.index("first</th>")
+
+
+def test_a_module_of_no_known_family(own: pico.Lake, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    recorder = pico.Recorder(own, run="plain", model=model, record={"weights": {"every": 1}})
+    for _ in range(3):
+        recorder.step(loss=0.5)
+    recorder.close()
+    own.report("plain", tmp_path / "r.html")
+    text = html.unescape((tmp_path / "r.html").read_text("utf-8"))
+    assert "Frobenius norm of the weights" in text and "Gini coefficient of the entries" in text
+    assert text.count("<figure>") >= 3
+
+
 def test_what_was_not_recorded_is_said(lake: pico.Lake, tmp_path: Path) -> None:
     lake.report("bare", tmp_path / "r.html")
     text = html.unescape((tmp_path / "r.html").read_text("utf-8"))

@@ -120,6 +120,8 @@ def test_runs_keep_their_looks() -> None:
     assert styles == {"a": "-", "b": "--"}
     styles = {t.get_text(): h.get_linestyle() for t, h in _entries(plots.figure(frame, runs=["b"]))}
     assert styles == {"b": "-", "a": "--"}
+    some = plots.figure(frame.filter(pl.col("run") == "a"), runs=["b", "a"])
+    assert {line.get_linestyle() for line in some.axes[0].lines} == {"--"}
 
 
 def _entries(drawn: Any) -> list[tuple[Any, Any]]:

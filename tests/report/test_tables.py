@@ -25,6 +25,17 @@ def test_settings_that_differ_come_apart() -> None:
     assert same == [{"setting": "model.d", "a": "8", "b": "8"}]
 
 
+def test_what_a_derived_run_does_not_say_is_no_difference() -> None:
+    runs = [
+        {"run": "a", "max_steps": 5, "config": '{"max_steps": 5, "lr": 1, "only": 2}'},
+        {"run": "b", "max_steps": 5, "config": '{"max_steps": 5, "lr": 1}'},
+        {"run": "mean", "max_steps": None, "config": None},
+    ]
+    differing, same = tables.settings(runs)
+    assert differing == [{"setting": "only", "a": "2", "b": "", "mean": ""}]
+    assert [row["setting"] for row in same] == ["max_steps", "lr"]
+
+
 def test_the_last_values_of_each_run() -> None:
     """Runs end where they end; rows without a value are not the last."""
     frame = pl.DataFrame(
@@ -61,3 +72,11 @@ def test_megabytes_and_their_sum() -> None:
         "all": (1.0, pytest.approx(3.5)),
     }
     assert list(rows[0]) == ["table", "b", "a"] and rows[-1]["table"] == "all"
+
+
+def test_many_steps_are_thinned_to_the_last() -> None:
+    steps = range(50)
+    frame = pl.DataFrame([{"step": a, "other_step": b} for a in steps for b in steps])
+    kept = tables.thinned(frame)["step"].unique().to_list()
+    assert sorted(kept) == list(range(1, 50, 3))
+    assert tables.thinned(frame.clear()).height == 0

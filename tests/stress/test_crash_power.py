@@ -15,7 +15,7 @@ def whole() -> dict:
 
 def test_a_power_cut_at_some_operations(whole):
     draw = random.Random(3)
-    cases = draw.sample(range(whole["n"]), whole["n"] // 10)
+    cases = draw.sample(range(whole["n"]), whole["n"] // 25)
     modes = [LOST if index % 2 else n for index, n in enumerate(cases)]
     survive(
         "local, power cut",
@@ -24,7 +24,7 @@ def test_a_power_cut_at_some_operations(whole):
     )
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [15, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_power_cut_after_a_kill_between_making_a_folder_and_its_fsync(whole, every):
     made = [n + 1 for n, kind in enumerate(whole["kinds"]) if kind == "mkdir"]
     cases = [(first, 150, (KILL, LOST), whole["prefixes"]) for first in made[:-4:every]]

@@ -25,7 +25,7 @@ def wanted() -> list:
     return forks.call(crash_requests.reference)
 
 
-@pytest.mark.parametrize("n_cases", [6, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n_cases", [3, pytest.param(None, marks=pytest.mark.slow)])
 def test_a_crash_before_or_after_any_request(s3_bucket, s3_env, wanted, n_cases):  # noqa: F811
     requests = forks.call(crash_requests.count, s3_bucket, s3_env)
     assert {"PutObject", "ListObjectsV2"} <= set(requests)
