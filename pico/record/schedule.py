@@ -17,6 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from pico.errors import ConfigError, did_you_mean
 
 NAMES = ("pythia", "last", "always", "never")
@@ -59,6 +62,17 @@ class Schedule:
             or (self.pythia and is_pythia_step(step))
             or any(rule.wants(step) for rule in self.rules)
         )
+
+    def among(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Say of each step what `wants` says of it, where none is the last."""
+        found = np.isin(steps, list(self.steps))
+        if self.pythia:
+            powers = [0, *(2**n for n in range(10))]
+            found |= np.isin(steps, powers) | ((steps >= 1000) & (steps % 1000 == 0))
+        for rule in self.rules:
+            within = (steps >= rule.start) & (rule.until is None or steps <= rule.until)
+            found |= within & ((steps - rule.start) % rule.every == 0)
+        return found
 
     def planned(self, last_step: int) -> Iterator[int]:
         """Yield the steps from 0 to `last_step` that the schedule wants, in order."""

@@ -22,6 +22,7 @@ from pico.record import plan as plans
 from pico.record.due import Due
 from pico.record.plan import ActivationPlan, RecordPlan
 from pico.record.probeplan import ProbePlan
+from pico.train import calendar
 from pico.train.trainer import CHECKPOINT_EVERY
 
 _FILE = 2_600
@@ -46,6 +47,8 @@ _TOKENS_PER_BYTE = 0.32
 """Of source text, by a byte-level BPE of a few thousand tokens."""
 _TOKEN = 0.93
 """Bytes of a stored token id."""
+_PROGRAM = 700_000_000
+"""Bytes of host memory of Python, torch and the libraries, on a CPU."""
 _SCALARS = 5
 """Named numbers of a step."""
 
@@ -62,7 +65,8 @@ class Forecast:
     n_checkpoints: int = 0
     n_commits: int = 0
     memory_bytes: int = 0
-    """Host memory at the peak: weights, gradients, optimizer, and copies of one step's captures."""
+    """Memory at the peak: the program, weights, gradients, optimizer, a forward and backward pass,
+    and copies of what one step records."""
 
     @property
     def n_bytes(self) -> int:
@@ -128,26 +132,34 @@ class _Counter:
         self._parameters = architecture.parameters(model)
         self.found = Forecast(sum(p.numel for p in self._parameters))
         self._captured = 0  # bytes of tensors of the step that has most
-        self._commits: set[int] = set()
+        self._commits: set[int] = set()  # of the step that is looked at
+        self._times = 1.0  # so many steps are like it
+        self._n_commits = self._n_checkpoints = 0.0
 
     def count(self) -> None:
         """Count the whole run."""
         last = self._config.max_steps
-        for step in range(last + 1):
+        for step, times in calendar.kinds(self._plan, last):
+            self._times = times
             before = self._tensor_values
+            self._commits.clear()
             self._state(step, step == last)
             if step < last:
                 self._caused(step, step == last - 1)
-            self._captured = max(self._captured, self._tensor_values - before)
+            self._n_commits += len(self._commits) * self._times
+            captured = int((self._tensor_values - before) / self._times)
+            self._captured = max(self._captured, captured)
+        self._times = 1.0
         self._add("runs", 1, 2_000, files=1)
         self._add("parameters", len(self._parameters), _ROW["parameters"], files=1)
         self._text()
         found, size = self.found, 4 * self.found.n_params
-        found.n_commits = len(self._commits) + 2
+        found.n_commits = round(self._n_commits) + 2
+        found.n_checkpoints = round(self._n_checkpoints)
         weights, moments = size * _VALUE["weights"] / 4, 2 * size * _VALUE["optimizer"] / 4
         rows = 3 * len(self._parameters)
         found.checkpoint_bytes = int(weights + moments + rows * _TENSOR + _ROW["checkpoints"])
-        found.memory_bytes = 4 * size + self._captured + self._activation_memory()
+        found.memory_bytes = _PROGRAM + 4 * size + self._captured + self._activation_memory()
 
     @property
     def _tensor_values(self) -> int:
@@ -171,7 +183,7 @@ class _Counter:
             if item.probe is not None:
                 self._sites(step, is_last, item, self._probe_shape(item.probe))
         if whole:
-            self.found.n_checkpoints += 1
+            self._n_checkpoints += self._times
             self._commits.add(step)
             self._add("checkpoints", 1, _ROW["checkpoints"], files=1)
         for name, probe in self._plan.probes.items():
@@ -278,6 +290,6 @@ class _Counter:
 
     def _add(self, table: str, rows: int, per_row: float, files: int | bool) -> None:
         cost = self.found.tables.setdefault(table, Cost())
-        cost.files += int(files)
-        cost.rows += rows
-        cost.n_bytes += int(rows * per_row) + _FILE * int(files)
+        cost.files += round(self._times * files)
+        cost.rows += round(self._times * rows)
+        cost.n_bytes += round(self._times * (rows * per_row + _FILE * files))

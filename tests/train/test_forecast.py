@@ -55,6 +55,13 @@ def test_nothing_is_allocated_for_a_large_model() -> None:
     assert found.memory_bytes > 16 * found.n_params
 
 
+def test_a_million_steps_are_planned_at_once() -> None:
+    few, many = (pico.Lake.plan("nano", [f"max_steps={n}"]) for n in (10_000, 1_000_000))
+    assert many.n_checkpoints == pytest.approx(100 * few.n_checkpoints, rel=0.02)
+    assert many.tables["scalars"].rows == 100 * few.tables["scalars"].rows
+    assert many.memory_bytes == few.memory_bytes
+
+
 def test_sequences_that_are_made_up_are_counted_too() -> None:
     found = pico.Lake.plan("nano", ["data.source=induction", "data.induction.n_sequences=500"])
     assert found.tables["sequences"].rows == 500
