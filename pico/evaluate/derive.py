@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -64,9 +65,14 @@ def interpolate(storage: Storage, a: Point, b: Point, t: float, as_run: str) -> 
         as_run: name of the new run.
 
     Raises:
-        RecordError: for a step without weights, or tensors that do not fit.
+        RecordError: for a step without weights, tensors that do not fit, or a `t` that is not
+            finite.
         RunNameError: if the name is malformed or taken.
     """
+    if not math.isfinite(t):
+        raise RecordError(
+            f"t must be a finite number, 0 at the first point and 1 at the second, not {t}"
+        )
     made = {"interpolation": {"a": list(a), "b": list(b), "t": t}}
     return _derive(storage, [a, b], as_run, lambda x: x[0] * (1 - t) + x[1] * t, made)
 

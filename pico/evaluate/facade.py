@@ -71,6 +71,7 @@ class Evaluations:
         run: str | None = None,
         step: int = 0,
         seq_len: int | None = None,
+        model: nn.Module | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> Probed:
         """Score probes with stored checkpoints; what is there already is not computed again.
@@ -86,6 +87,7 @@ class Evaluations:
             run: of a folder: what its model is called in the lake; by default the folder's name.
             step: of a folder: the step that its model stands for.
             seq_len: tokens of a sequence, where the probe is made now.
+            model: a module of the right shape, for a run of a foreign training loop.
             on_progress: called with the steps done and to do.
 
         Raises:
@@ -100,17 +102,19 @@ class Evaluations:
         path, words = Path(os.fspath(target)), _listed(probes)
         snapshot = Snapshot.take_or_empty(self.storage)
         if os.fspath(target) in snapshot.runs() or not path.is_dir():
-            name, models = snapshot.check_run(os.fspath(target)), None
+            name = snapshot.check_run(os.fspath(target))
+            models = model and (lambda seen, at: load.load_model(seen, name, at, model))
             given = steps if isinstance(steps, str) else ",".join(map(str, _listed(steps)))
             chosen = probe.choose_steps(load.weight_steps(snapshot, name), given)
             row = load.run_row(snapshot, name)
             asked = [inputs.find(snapshot, each, row, None, seq_len) for each in words]
         else:
-            name, model = run or _name_of(path), folder.load(path)
-            row, tokenizer = folder.run_row(name, model, path), path / "tokenizer.json"
+            name, loaded = run or _name_of(path), folder.load(path)
+            row, tokenizer = folder.run_row(name, loaded, path), path / "tokenizer.json"
             asked = [inputs.find(snapshot, each, row, tokenizer, seq_len) for each in words]
-            folder.describe(self.storage, name, step, model, path)
-            chosen, models = [step], lambda _, __: model
+            probe.check(loaded, wants)
+            folder.describe(self.storage, name, step, loaded, path)
+            chosen, models = [step], lambda _, __: loaded
         return probe.run(self.storage, name, chosen, asked, wants, models, on_progress)  # type: ignore[no-any-return]
 
     def average(self, run: str, steps: Sequence[int], as_run: str) -> int:

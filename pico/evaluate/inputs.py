@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from pico.data import corpus, tokenize
 from pico.data.loader import SequenceReader
 from pico.data.tokenize import Tokenizer
-from pico.errors import DataError, PicoError, RecordError, did_you_mean
+from pico.errors import DataError, PicoError, RecordError, RunNameError, did_you_mean
+from pico.lake.names import check_name
 from pico.lake.snapshot import Snapshot
 from pico.record import probes
 from pico.record.probeplan import PROBES
@@ -68,7 +69,7 @@ def _find(
     tokenizer_file: Path | None,
     seq_len: int | None,
 ) -> Probe:
-    dataset = row["dataset"] or row["run_id"]
+    dataset = _dataset(row)
     if name.endswith((".txt", ".jsonl")) or os.path.sep in name:
         return _of_file(name, dataset, _tokenizer(snapshot, dataset, tokenizer_file), seq_len, row)
     stored = _stored(snapshot, dataset, name)
@@ -83,6 +84,18 @@ def _find(
         f"no probe {name!r}.{did_you_mean(name, known)} Probes: {', '.join(sorted(known))}; or a "
         "file that ends in .txt or .jsonl"
     )
+
+
+def _dataset(row: Mapping[str, Any]) -> str:
+    """Return the data set that a run's probes belong to: its own, or one of the run's name.
+
+    An imported run may have been trained on a data set whose name no lake can have.
+    """
+    name: str = row["dataset"] or row["run_id"]
+    try:
+        return check_name(name, "data set")
+    except RunNameError:
+        return str(row["run_id"])
 
 
 def _settings(row: Mapping[str, Any], name: str) -> Mapping[str, int]:

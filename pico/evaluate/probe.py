@@ -138,17 +138,26 @@ def _undo(stream: Stream, txn: str) -> None:
     undo.commit()
 
 
+def check(model: nn.Module, wants: Wants) -> list[TapPoint]:
+    """Return the points of a model that are recorded, if it can give all that is asked.
+
+    Raises:
+        RecordError: for scores or sites that it does not have.
+    """
+    scores.check(model, wants.attention, wants.layer_scores)
+    return [TapPoint(p, wants.positions) for p in hooks.resolve(model, wants.sites, None)]
+
+
 class _Part:
     """What one probe says of one model."""
 
     def __init__(self, model: nn.Module, run: str, step: int, probe: Probe, wants: Wants) -> None:
         self._run, self._step, self._probe, self._wants = run, step, probe, wants
         self._model = model
-        scores.check(model, wants.attention, wants.layer_scores)
         self._points = [
-            TapPoint(point, wants.positions)
-            for point in hooks.resolve(model, wants.sites, None)
-            if (point.site, point.layer) not in wants.stored
+            tap
+            for tap in check(model, wants)
+            if (tap.point.site, tap.point.layer) not in wants.stored
         ]
 
     def write(self, transaction: Transaction, written: dict[str, int]) -> None:

@@ -62,8 +62,8 @@ def frequent_first(frame: pl.DataFrame) -> str:
 def chance(n_tokens: int | None) -> float | None:
     """Return the induction score of a head that looks everywhere alike.
 
-    >>> chance(4)  # position 2 sees 3 places, position 3 sees 4
-    0.2916666666666667
+    >>> round(chance(4), 4)  # position 2 sees 3 places, position 3 sees 4
+    0.2917
     """
     half = (n_tokens or 0) // 2
     if not half:

@@ -22,7 +22,7 @@ from pico.record import plan as plans
 from pico.record.due import Due
 from pico.record.plan import ActivationPlan, RecordPlan
 from pico.record.probeplan import ProbePlan
-from pico.train import calendar
+from pico.train import calendar, probing
 from pico.train.trainer import CHECKPOINT_EVERY
 
 _FILE = 2_600
@@ -117,6 +117,7 @@ def forecast(config: RunConfig) -> Forecast:
         DataError: if its text cannot be found.
     """
     record = plans.parse({"checkpoints": {"every": CHECKPOINT_EVERY}, **config.record})
+    probing.check(record)
     with torch.device("meta"):
         model = PicoDecoder(config.model, config.model.vocab_size or config.data.vocab_size)
     counter = _Counter(config, record, model)

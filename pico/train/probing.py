@@ -8,12 +8,28 @@ from __future__ import annotations
 from pico.config import RunConfig
 from pico.data.corpus import Corpus
 from pico.data.loader import SequenceReader
+from pico.errors import ConfigError, did_you_mean
 from pico.lake.snapshot import Snapshot
 from pico.lake.storage import Storage
 from pico.record import probes
 from pico.record.plan import RecordPlan
 from pico.record.probeplan import PROBES, ProbePlan
 from pico.record.probes import Probe
+
+
+def check(plan: RecordPlan) -> None:
+    """Refuse probes that training has no tokens for, before anything is prepared.
+
+    Raises:
+        ConfigError: naming one, and those that there are.
+    """
+    named = {item.probe for item in plan.activations if item.probe}
+    for name in sorted({*named, *plan.probes} - set(PROBES)):
+        where = "record.activations" if name in named else "record.probes"
+        raise ConfigError(
+            f"{where}: pico train has no probe {name!r}, but {', '.join(PROBES)}."
+            f"{did_you_mean(name, PROBES)} A file is probed afterwards: pico probe RUN --probe FILE"
+        )
 
 
 def built_in(storage: Storage, plan: RecordPlan, config: RunConfig, corpus: Corpus) -> list[Probe]:

@@ -101,6 +101,7 @@ class Trainer:
         """
         self._record = {"checkpoints": {"every": CHECKPOINT_EVERY}, **config.record}
         self._plan = plan.parse(self._record)
+        probing.check(self._plan)
         self._storage, self._run, self._config = storage, check_name(run), config
         self._on_step, self._on_data = on_step, on_data
         self._stop = False

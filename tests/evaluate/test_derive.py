@@ -103,6 +103,13 @@ def test_frozen_tensors_and_whole_numbers(tmp_path: Path) -> None:
     assert ("count", "int64") in rows and len(rows) == 5
 
 
+@pytest.mark.parametrize("t", [float("nan"), float("inf")])
+def test_a_point_that_is_nowhere_is_refused(lake: pico.Lake, t: float) -> None:
+    with pytest.raises(RecordError, match="t must be a finite number"):
+        lake.interpolate(("first", 2), ("first", 6), t, "nowhere")
+    assert "nowhere" not in lake.snapshot().runs()
+
+
 def test_bfloat16_stays_what_it_is(lake: pico.Lake) -> None:
     """The mean is taken in the dtype of the weights, as torch takes it."""
     model = lake.load_model("first", 4).to(torch.bfloat16)

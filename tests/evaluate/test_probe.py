@@ -245,6 +245,8 @@ def test_a_folder_of_other_weights_is_told_apart(lake: pico.Lake, tmp_path: Path
     before = lake.snapshot().runs()
     with pytest.raises(RecordError, match="no probe 'txt'"):
         lake.probe(tmp_path / "m", "txt", run="hf")
+    with pytest.raises(RecordError, match="no site 'zz'"):
+        lake.probe(tmp_path / "m", str(tmp_path / "mine.jsonl"), "activations:zz", run="hf")
     assert lake.snapshot().runs() == before
     lake.probe(tmp_path / "m", str(tmp_path / "mine.jsonl"), run="hf", step=6)
     stats = {r["name"]: r["frobenius_norm"] for r in rows(lake, "tensor_stats", "hf")}
@@ -259,6 +261,40 @@ def test_a_folder_of_other_weights_is_told_apart(lake: pico.Lake, tmp_path: Path
     lake.probe(tmp_path / "m", str(tmp_path / "mine.jsonl"), run="hf", step=4)
     assert {row["global_step"] for row in rows(lake, "token_scores", "hf")} == {4, 6}
     assert lake.verify(deep=True).is_sound
+
+
+def test_a_data_set_that_no_lake_can_name(lake: pico.Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As imported runs have: their probes are kept under the run's own name."""
+    real = load.run_row
+    monkeypatch.setattr(load, "run_row", lambda *of: {**real(*of), "dataset": "org/some-data"})
+    assert lake.probe("later", "repeat", steps=0).steps == [0]
+    stored = lake.snapshot().read("probes").to_pylist()
+    assert {row["dataset_id"] for row in stored if row["probe"] == "repeat"} >= {"later"}
+    with pytest.raises(RecordError, match="no held-out text in this lake"):
+        lake.probe("later", "text", steps=0)
+
+
+def test_a_run_of_a_foreign_loop_needs_its_module(lake: pico.Lake, tmp_path: Path) -> None:
+    """With NaN among its weights: scores are NaN, ranks are NULL, and nothing is left out."""
+    model = lake.load_model("later", 6)
+    with pico.Recorder(lake, run="mine", model=model, record={"weights": {"every": 1}}) as recorder:
+        model.layers[1].attention.q_proj.weight.data[0, 0] = float("nan")
+        recorder.step()
+    (tmp_path / "mine.jsonl").write_text('{"tokens": [1, 2, 3, 1, 2, 3]}')
+    file = str(tmp_path / "mine.jsonl")
+    with pytest.raises(PicoError, match="stores no config to build a model from"):
+        lake.probe("mine", file)
+    done = lake.probe("mine", file, "token_scores,attention", model=model)
+    assert done.steps == [0, 1]
+    found = rows(lake, "token_scores", "mine")
+    sound = [row for row in found if row["global_step"] == 0]
+    broken = [row for row in found if row["global_step"] == 1]
+    assert len(sound) == len(broken) == 5
+    assert all(np.isfinite(row["loss"]) and row["rank"] is not None for row in sound)
+    assert all(np.isnan(row["loss"]) == (row["rank"] is None) for row in broken)
+    assert sum(row["rank"] is None for row in broken) >= 4
+    heads = [r for r in rows(lake, "metrics", "mine") if r["layer"] == 1 and r["global_step"] == 1]
+    assert len(heads) == 2 * 3 and any(np.isnan(row["value"]) for row in heads)
 
 
 def test_a_file_can_be_given_a_name(lake: pico.Lake, tmp_path: Path) -> None:

@@ -89,6 +89,20 @@ def test_real_weights_are_those_of_the_files(real: tuple[Path, Lake]) -> None:
             assert torch.equal(stored[name.removeprefix("pico_decoder.")], tensor)
 
 
+def test_a_real_run_is_probed_like_one_of_ours(real: tuple[Path, Lake], tmp_path: Path) -> None:
+    """Its data set has a name that no lake can have; its losses are those of its own model."""
+    lake = Lake(str(shutil.copytree(real[1].storage.url, tmp_path / "copy")))
+    done = lake.probe("smoke", "repeat", "token_scores,attention", "last")
+    assert done.steps == [6]
+    [ids] = lake.sql("SELECT list(tokens ORDER BY sequence_id) FROM probes").fetchall()
+    tokens = torch.tensor(ids[0])
+    with torch.no_grad():
+        logits = lake.load_model("smoke", 6)(tokens)[:, :-1].double()
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    [mean] = lake.sql("SELECT avg(loss) FROM token_scores WHERE step = 6").fetchall()
+    assert mean[0] == pytest.approx(float(expected), abs=1e-6)
+
+
 def test_real_activations_are_those_of_a_forward_pass(real: tuple[Path, Lake]) -> None:
     path, lake = real
     for step in (0, 2, 4):

@@ -67,6 +67,25 @@ def test_sequences_that_are_made_up_are_counted_too() -> None:
     assert found.tables["sequences"].rows == 500
 
 
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"probes": {"rpeat": {"record": ["attention"]}}},
+        {"activations": [{"probe": "rpeat", "sites": ["z"], "every": 1}]},
+    ],
+)
+def test_probes_that_training_lacks_are_refused_at_once(
+    tmp_path: Path, record: dict[str, Any]
+) -> None:
+    config = tiny.config(tiny.write_text(tmp_path / "text.txt"), record=record)
+    message = "pico train has no probe 'rpeat', but text, repeat. Did you mean 'repeat'"
+    with pytest.raises(ConfigError, match=message):
+        pico.Lake.plan(config)
+    with pytest.raises(ConfigError, match=message):
+        pico.Lake(str(tmp_path / "lake")).train(config, "first")
+    assert not (tmp_path / "lake").exists()
+
+
 def test_mistakes_are_those_of_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no config file or shipped config 'nanoo'"):
         pico.Lake.plan("nanoo")
