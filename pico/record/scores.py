@@ -8,8 +8,8 @@ float64, whatever the vocabulary.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,10 @@ from pico.models import architecture
 from pico.record import heads, hooks, passes
 from pico.record.probes import Probe
 
+Values: TypeAlias = np.ndarray[Any, Any]
+_COLUMNS = {"loss": np.float64, "entropy": np.float64, "rank": np.int64, "top1_id": np.int64}
+_ROWS = 1 << 16
+"""Rows of a block."""
 _CHUNK = 1 << 22
 """Logits that are looked at in float64 at a time, 32 MB of each of a few copies."""
 
@@ -29,7 +33,10 @@ _CHUNK = 1 << 22
 def token_scores(
     model: nn.Module, probe: Probe, run: str, step: int, layer_scores: bool = False
 ) -> Iterator[pa.Table]:
-    """Yield rows of the table `token_scores`, a table for each sequence of a probe.
+    """Yield rows of the table `token_scores`, some sequences of a probe at a time.
+
+    Numbers are gathered in blocks: small arrays that live on between the logits of one sequence and
+    those of the next would pin the memory that both lie in.
 
     Every token but a sequence's last is an input with a target, the token after it. From logits z
     in float64: loss = ln Σ exp z - z[target]; entropy = -Σ p ln p; rank = tokens with z above that
@@ -48,20 +55,33 @@ def token_scores(
             whose blocks, final norm and unembedding are known.
     """
     lens = _Lens(model) if layer_scores else None
-    device = next(model.parameters()).device
+    layers = [None, *(lens.layers if lens else ())]
+    n_sequences, n = probe.tokens.shape[0], probe.tokens.shape[1] - 1
+    at_a_time = max(1, _ROWS // max(1, len(layers) * n))
     with passes.undisturbed(model):
-        for number, sequence_id in enumerate(probe.sequence_ids):
-            ids = torch.from_numpy(probe.tokens[number : number + 1]).to(device)
-            if lens is None:
-                of_layers, logits = {}, passes.logits_of(model, ids)[0]  # (T, vocab_size)
-            else:
-                with lens.watch() as streams:
-                    logits = passes.logits_of(model, ids)[0]
-                of_layers = {layer: lens.logits(x) for layer, x in streams.items()}
-            yield pa.concat_tables(
-                _rows(run, step, probe, number, int(sequence_id), layer, each)
-                for layer, each in [(None, logits), *of_layers.items()]
-            )
+        for start in range(0, n_sequences, at_a_time):
+            numbers = range(start, min(start + at_a_time, n_sequences))
+            shape = (len(numbers), len(layers), n)
+            columns = {name: np.empty(shape, kind) for name, kind in _COLUMNS.items()}
+            for place, number in enumerate(numbers):
+                ids = torch.from_numpy(probe.tokens[number : number + 1])
+                found = _of_sequence(model, ids.to(next(model.parameters()).device), lens)
+                for at, logits in enumerate(found):
+                    targets = ids[0, 1:].to(logits.device)
+                    for name, values in score_columns(logits[:n], targets).items():
+                        columns[name][place, at] = values
+            yield _rows(run, step, probe, numbers, layers, columns)
+
+
+def _of_sequence(model: nn.Module, ids: Tensor, lens: _Lens | None) -> Iterator[Tensor]:
+    """Yield the logits `(T, vocab_size)` of one sequence, then those after each block."""
+    if lens is None:
+        yield passes.logits_of(model, ids)[0]
+        return
+    with lens.watch() as streams:
+        yield passes.logits_of(model, ids)[0]
+    for layer in lens.layers:
+        yield lens.logits(streams[layer])
 
 
 def check(model: nn.Module, of_heads: bool, layer_scores: bool) -> None:
@@ -90,6 +110,7 @@ class _Lens:
             )
         self._norm, self._unembed = self._modules[norm], self._modules[unembed]
         self._points = {int(point.layer or 0): point.module_name for point in points}
+        self.layers = list(self._points)
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[dict[int, Tensor]]:
@@ -119,33 +140,45 @@ class _Lens:
 
 
 def _rows(
-    run: str, step: int, probe: Probe, number: int, sequence_id: int, layer: int | None, z: Tensor
+    run: str,
+    step: int,
+    probe: Probe,
+    numbers: range,
+    layers: Sequence[int | None],
+    columns: Mapping[str, Values],
 ) -> pa.Table:
-    """Return the rows of one sequence and layer."""
-    tokens, n = probe.tokens[number], probe.tokens.shape[1] - 1
-    targets = tokens[1:]
-    columns = score_columns(z[:n], torch.from_numpy(targets).to(z.device))
-    unknown = np.isnan(columns["entropy"])
-    uncounted = None if probe.counted is None else ~probe.counted[number, :n]
+    """Return the rows of some sequences of a probe, layer by layer, position by position."""
+    shape = columns["loss"].shape  # (sequences, layers, positions)
+    part = slice(numbers.start, numbers.stop)
+
+    def spread(values: Values, axes: tuple[int, ...]) -> Values:
+        return np.broadcast_to(np.expand_dims(values, axes), shape).reshape(-1)
+
+    n = shape[2]
+    ids = np.array([int(probe.sequence_ids[number]) for number in numbers], np.int64)
+    known = np.array([-1 if layer is None else layer for layer in layers], np.int32)
+    unknown = np.isnan(columns["entropy"]).reshape(-1)
+    counted = None if probe.counted is None else ~spread(probe.counted[part, :n], (1,))
+    flat = {name: values.reshape(-1) for name, values in columns.items()}
     return schema.table("token_scores").batch(
         {
-            "run_id": [run] * n,
-            "global_step": [step] * n,
-            "probe": [probe.name] * n,
-            "sequence_id": [sequence_id] * n,
-            "position": list(range(n)),
-            "token_id": tokens[:n].tolist(),
-            "target_id": targets.tolist(),
-            "layer": [layer] * n,
-            "loss": pa.array(columns["loss"], mask=uncounted),
-            "entropy": pa.array(columns["entropy"]),
-            "rank": pa.array(columns["rank"].astype(np.int32), mask=unknown),
-            "top1_id": pa.array(columns["top1_id"].astype(np.int32), mask=unknown),
+            "run_id": [run] * unknown.size,
+            "global_step": np.full(unknown.size, step, np.int64),
+            "probe": [probe.name] * unknown.size,
+            "sequence_id": spread(ids, (1, 2)),
+            "position": spread(np.arange(n), (0, 1)),
+            "token_id": spread(probe.tokens[part, :n], (1,)),
+            "target_id": spread(probe.tokens[part, 1:], (1,)),
+            "layer": pa.array(spread(known, (0, 2)), mask=spread(known < 0, (0, 2))),
+            "loss": pa.array(flat["loss"], mask=counted),
+            "entropy": pa.array(flat["entropy"]),
+            "rank": pa.array(flat["rank"].astype(np.int32), mask=unknown),
+            "top1_id": pa.array(flat["top1_id"].astype(np.int32), mask=unknown),
         }
     )
 
 
-def score_columns(logits: Tensor, targets: Tensor) -> dict[str, np.ndarray[Any, Any]]:
+def score_columns(logits: Tensor, targets: Tensor) -> dict[str, Values]:
     """Return loss, entropy, rank and most likely token of each position.
 
     Args:

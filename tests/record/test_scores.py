@@ -34,7 +34,6 @@ def pico() -> nn.Module:
 
 def scored(model: nn.Module, probe: Probe = PROBE, layers: bool = False) -> list[dict]:
     tables = list(scores.token_scores(model, probe, "r", 40, layers))
-    assert len(tables) == len(probe.tokens)
     return [row for table in tables for row in table.to_pylist()]
 
 
@@ -180,6 +179,16 @@ def test_heads_are_scored_from_their_queries_and_keys() -> None:
         assert value == pytest.approx(function(q, k, N_HEADS, N_KV_HEADS, 4), rel=1e-9)
 
 
+def test_rows_are_the_same_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = pico()
+    whole = scored(model, layers=True)
+    monkeypatch.setattr(scores, "_ROWS", 1)
+    tables = list(scores.token_scores(model, PROBE, "r", 40, True))
+    assert len(tables) == len(TOKENS)
+    assert [row for table in tables for row in table.to_pylist()] == whole
+    assert [row["layer"] for row in whole[:: T - 1]] == [None, 0, 1] * len(TOKENS)
+
+
 def test_many_sequences_go_through_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     model, points = pico(), [TapPoint(p, "all") for p in hooks.resolve(pico(), ["z"], None)]
     whole = passes.activations(model, PROBE, points), heads.head_scores(model, PROBE)
@@ -191,7 +200,7 @@ def test_many_sequences_go_through_a_few_at_a_time(monkeypatch: pytest.MonkeyPat
     assert sizes == [2, 1, 2, 1]
     for a, b in zip(whole[0], parted[0], strict=True):
         assert a.keys == b.keys and a.keys["input_hash"] == PROBE.input_hash
-        np.testing.assert_allclose(a.tensor.to_numpy(), b.tensor.to_numpy(), atol=1e-6)
+        np.testing.assert_allclose(a.tensor.to_numpy(), b.tensor.to_numpy(), atol=1e-5)
     for a, b in zip(
         *(
             sorted(p[1], key=lambda r: (r["layer"], r["metric"], r["head"]))
@@ -199,7 +208,7 @@ def test_many_sequences_go_through_a_few_at_a_time(monkeypatch: pytest.MonkeyPat
         ),
         strict=True,
     ):
-        assert a["value"] == pytest.approx(b["value"], abs=1e-6)
+        assert a["value"] == pytest.approx(b["value"], abs=1e-5)
 
 
 def test_only_what_repeats_has_an_induction_score() -> None:
