@@ -110,7 +110,7 @@ scores.filter(pl.col("score") > 0.25).group_by("kind", "layer").agg(
 # within some 80 steps, and in the same steps all four heads of the second block rise from almost 0
 # to between 0.5 and 0.7. In the first block no head does; there one head turns to the place before.
 # That shift begins with the fall and ends after it: the two halves of the circuit grow together.
-# Three other seeds of the weights show the same, with the fall at step 240 or 260 and a head at 0.8.
+# Three other seeds of the weights show the same: the fall at step 240 or 260, and a head at 0.8.
 #
 # **Meaning:** the circuit of Elhage et al. (2021) and the sudden drop of Olsson et al. (2022), in a
 # model of less than a hundred thousand weights. That they coincide does not prove that one causes
