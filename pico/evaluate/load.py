@@ -95,7 +95,8 @@ def load_model(
     if model is None:
         if not row["config"]:
             raise ConfigError(
-                f"run {run!r} stores no config to build a model from; pass model=your_module"
+                f"run {run!r} stores no config to build a model from; in Python, pass "
+                "model=your_module"
             )
         sizes = configs.load(row["config"]).model
         model = models.build(sizes, row["vocab_size"], seed=0)
