@@ -25,6 +25,8 @@ _FIRST = {
     *("family", "n_params", "n_layers", "d_model", "n_heads", "vocab_size", "seq_len"),
     *("dataset", "max_steps", "optimizer.lr", "optimizer.schedule", "tokens_per_step"),
 }
+_MOST_STEPS = 24
+"""So many steps against each other can be told apart."""
 _CKA = "linear CKA"
 _ALIKE = (
     "CKA is 1 where one representation is the other, turned or scaled, and near 0 where they have "
@@ -139,9 +141,7 @@ class _Story:
 
     def ranks(self) -> Section:
         """Show effective rank by layer."""
-        caption = (
-            "Effective rank of the {}: how many directions carry it. Layers from dark to light."
-        )
+        caption = "Effective rank of the {}: how many directions carry it. Dark: the first layers."
         frames = self._by_component("effective_rank_by_layer")
         title = "Rank of weights"
         return self._of_weights(title, "effective_rank_by_layer", frames, "effective_rank", caption)
@@ -150,8 +150,7 @@ class _Story:
         """Show the Gini coefficient by layer."""
         caption = "Gini coefficient of the entries of the {}: 0 where all are equally large."
         frames = self._by_component("sparsity_by_layer")
-        title = "Sparsity of weights"
-        return self._of_weights(title, "sparsity_by_layer", frames, "gini", caption)
+        return self._of_weights("Sparsity of weights", "sparsity_by_layer", frames, "gini", caption)
 
     def gradients(self) -> Section:
         """Show gradient norms by layer."""
@@ -208,7 +207,7 @@ class _Story:
         """Show CKA of steps with each other, and of runs."""
         pictures = []
         for run in self.runs[:2]:
-            frame = tables.thinned(self._query("cka_steps", run=run))
+            frame = self._query("cka_steps", run=run, most=_MOST_STEPS)
             caption = f"Linear CKA of the last layer of {run} with itself, step against step."
             pictures += self._picture(frame, caption, limits=(0.0, 1.0), label=_CKA)
         for other in self.runs[1:]:

@@ -16,7 +16,6 @@ from pico.report import choices
 Rows = list[dict[str, Any]]
 _NO_SETTINGS = ("run", "run_uuid", "created_at", "library_versions")
 _MOST_ROWS = 12
-_MOST_STEPS = 24
 _LONGEST = 80
 
 
@@ -90,13 +89,6 @@ def megabytes(frame: pl.DataFrame, runs: Sequence[str]) -> Rows:
         {"table": name, **{run: of.get(run) for run in runs}}
         for name, of in [*by_table.items(), ("all", total)]
     ]
-
-
-def thinned(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return of steps against steps so many, the last among them, that cells can be told apart."""
-    steps = sorted(frame["step"].unique().to_list()) if frame.height else []
-    kept = steps[::-1][:: -(-len(steps) // _MOST_STEPS)] if steps else []
-    return frame.filter(pl.col("step").is_in(kept) & pl.col("other_step").is_in(kept))
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,9 @@ def test_weights_that_do_not_fit(lake: str) -> None:
 def test_a_run_without_config_or_weights(tmp_path: Path) -> None:
     loops.train(tmp_path / "lake", 1, {"weights": True}, run="plain")
     loops.train(tmp_path / "lake", 1, {}, run="bare")
-    with pytest.raises(ConfigError, match="stores no config to build a model from; in Python, pass model="):
+    with pytest.raises(
+        ConfigError, match="stores no config to build a model from; in Python, pass model="
+    ):
         pico.load_model(str(tmp_path / "lake"), "plain")
     with pytest.raises(RecordError, match="run 'bare' has no stored weights"):
         pico.load_model(str(tmp_path / "lake"), "bare")

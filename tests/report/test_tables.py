@@ -72,11 +72,3 @@ def test_megabytes_and_their_sum() -> None:
         "all": (1.0, pytest.approx(3.5)),
     }
     assert list(rows[0]) == ["table", "b", "a"] and rows[-1]["table"] == "all"
-
-
-def test_many_steps_are_thinned_to_the_last() -> None:
-    steps = range(50)
-    frame = pl.DataFrame([{"step": a, "other_step": b} for a in steps for b in steps])
-    kept = tables.thinned(frame)["step"].unique().to_list()
-    assert sorted(kept) == list(range(1, 50, 3))
-    assert tables.thinned(frame.clear()).height == 0

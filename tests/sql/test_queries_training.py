@@ -153,6 +153,10 @@ def test_cka_of_layers_and_of_steps(lake: pico.Lake) -> None:
         a, b = (stored[f"layers.{row[at]} resid.post"] for at in ("layer", "other_layer"))
         assert row["cka"] == pytest.approx(linear_cka(a, b), abs=1e-6)
     assert {r["step"] for r in ask(lake, "cka_layers", run="first")} == {6}
+    for most, kept in ((1, [6]), (2, [2, 6]), (3, [2, 6]), (4, [0, 2, 4, 6]), (99, [0, 2, 4, 6])):
+        some = ask(lake, "cka_steps", run="first", most=most)
+        assert sorted({r["step"] for r in some}) == kept and len(some) == len(kept) ** 2
+        assert {r["layer"] for r in some} == {1}
     rows = ask(lake, "cka_steps", run="first", layer=0)
     assert [(r["step"], r["other_step"]) for r in rows] == [
         (a, b) for a in (0, 2, 4, 6) for b in (0, 2, 4, 6)
