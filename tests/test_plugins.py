@@ -20,6 +20,7 @@ from pico.metrics import registry
 from pico.sql import statements
 from tests.contract.make_lake import make_lake
 from tests.metrics.conftest import fresh
+from tests.train import tiny
 
 __all__ = ["fresh"]
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -150,6 +151,30 @@ def test_command_line(lake: str, plugin: str, capsys: pytest.CaptureFixture[str]
         {"share": 1 / 8},
     ]
     assert answer(capsys, "query", "list", *options)
+
+
+def test_training_measures_it_too(
+    plugin: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny.config(tiny.write_text(tmp_path / "text.txt"), max_steps=2)
+    metrics = {"names": ["tail_share"], "every": 1, "tables": ["weights"], "tensors": ["*o_proj*"]}
+    config["record"] = {"weights": True, "metrics": metrics}
+    (tmp_path / "c.yaml").write_text(json.dumps(config))
+    lake = str(tmp_path / "lake")
+    command = ["train", str(tmp_path / "c.yaml"), "--run", "first", "--lake", lake]
+    assert run_command(command) == 2
+    assert "no metric 'tail_share'" in capsys.readouterr().err
+    assert run_command([*command, "--plugin", plugin]) == 0
+    kept = pico.Lake(lake).sql(
+        "SELECT m.value, w.tensor.value FROM metrics m JOIN weights w USING (run, step, name) "
+        "WHERE metric = 'tail_share'"
+    )
+    found = kept.fetchall()
+    assert len(found) == 3 * 2
+    for value, entries in found:
+        large = np.abs(np.asarray(entries)) > np.abs(np.asarray(entries)).max() / 2
+        assert value == pytest.approx(large.mean())
+    assert run_command(["plan", str(tmp_path / "c.yaml"), "--plugin", plugin]) == 0
 
 
 def test_values_are_kept_by_version(

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from typer.exceptions import Exit
 
-from pico.cli.app import FormatOption, LakeOption, OutOption, app, note, write_rows
+from pico.cli.app import (
+    FormatOption,
+    LakeOption,
+    OutOption,
+    PluginOption,
+    app,
+    load_plugins,
+    note,
+    write_rows,
+)
 from pico.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,12 +62,14 @@ def train(
             "checkpoint and withdraw what came after, metrics of it included.",
         ),
     ] = "auto",
+    plugin: PluginOption = None,
 ) -> None:
     """Train a run into a lake; Ctrl-C finishes the step, commits, and exits with code 130."""
     from pico import Lake
     from pico import config as configs
     from pico.progress import TrainingBar
 
+    load_plugins(plugin)
     resolved, wanted = configs.load(config, overrides or []), _resume(resume)
     with TrainingBar(run, resolved.max_steps) as bar:
         outcome = Lake(lake).train(resolved, run, (), wanted, bar.on_step, bar.on_data)
@@ -88,10 +99,12 @@ def plan(
     ] = None,
     format: FormatOption = "table",
     out: OutOption = None,
+    plugin: PluginOption = None,
 ) -> None:
     """Say what a run will write and how much memory it takes, before training it."""
     from pico import Lake
 
+    load_plugins(plugin)
     found = Lake.plan(config, overrides or ())
     write_rows(found.rows(), format, out)
     note(str(found))
