@@ -98,9 +98,8 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
 
 
 def single(title: str, svg: str) -> str:
-    """Return a page with one figure."""
-    heading = f"<h1>{_text(title)}</h1>" if title else ""
-    return _page(title or "pico", f"{heading}{_figure(Picture(svg, title))}")
+    """Return a page with one figure, which holds its title itself."""
+    return _page(title or "pico", _figure(Picture(svg, title), is_alone=True))
 
 
 def _page(title: str, body: str) -> str:
@@ -131,10 +130,10 @@ def _section(number: int, section: Section) -> str:
     return "".join([*parts, "</section>"])
 
 
-def _figure(picture: Picture) -> str:
+def _figure(picture: Picture, is_alone: bool = False) -> str:
     label = f'<svg role="img" aria-label="{_text(picture.caption)}" '
     drawn = picture.svg.replace("<svg ", label, 1)
-    caption = f"<figcaption>{_text(picture.caption)}</figcaption>"
+    caption = "" if is_alone else f"<figcaption>{_text(picture.caption)}</figcaption>"
     folded = _folded(picture.numbers_title, picture.numbers)
     return f"<figure>{drawn}{caption}{folded}</figure>"
 
