@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from pico.errors import ConfigError, did_you_mean
 
 NAMES = ("pythia", "last", "always", "never")
 KEYS = ("every", "from", "until")
+Steps: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,18 @@ class Every:
     start: int = 0
     until: int | None = None
 
-    def wants(self, step: int) -> bool:
-        """Say whether the step is one of them."""
-        within = step >= self.start and (self.until is None or step <= self.until)
-        return within and (step - self.start) % self.every == 0
+    @overload
+    def wants(self, step: int) -> bool: ...
+    @overload
+    def wants(self, step: Steps) -> npt.NDArray[np.bool_]: ...
+    def wants(self, step: Any) -> Any:
+        """Say whether the step is one of them, or of each step whether it is."""
+        within = (step >= self.start) & (self.until is None or step <= self.until)
+        return within & ((step - self.start) % self.every == 0)
+
+
+_PYTHIA_FIRST = frozenset({0, *(2**n for n in range(10))})
+_PYTHIA_LATER = Every(1000, start=1000)
 
 
 @dataclass(frozen=True)
@@ -63,15 +72,11 @@ class Schedule:
             or any(rule.wants(step) for rule in self.rules)
         )
 
-    def among(self, steps: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def among(self, steps: Steps) -> npt.NDArray[np.bool_]:
         """Say of each step what `wants` says of it, where none is the last."""
-        found = np.isin(steps, list(self.steps))
-        if self.pythia:
-            powers = [0, *(2**n for n in range(10))]
-            found |= np.isin(steps, powers) | ((steps >= 1000) & (steps % 1000 == 0))
-        for rule in self.rules:
-            within = (steps >= rule.start) & (rule.until is None or steps <= rule.until)
-            found |= within & ((steps - rule.start) % rule.every == 0)
+        found = np.isin(steps, list(self.steps | (_PYTHIA_FIRST if self.pythia else set())))
+        for rule in (*self.rules, *([_PYTHIA_LATER] if self.pythia else [])):
+            found |= rule.wants(steps)
         return found
 
     def planned(self, last_step: int) -> Iterator[int]:
@@ -99,9 +104,7 @@ NEVER = Schedule()
 
 def is_pythia_step(step: int) -> bool:
     """Say whether Pythia kept this step: 0, the powers of two to 512, then every 1000."""
-    if step < 1000:
-        return step == 0 or (step <= 512 and step & (step - 1) == 0)
-    return step % 1000 == 0
+    return step in _PYTHIA_FIRST or _PYTHIA_LATER.wants(step)
 
 
 def parse(spec: Any, where: str = "schedule") -> Schedule:
