@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -34,7 +36,7 @@ def activations(model: nn.Module, probe: Probe, points: Sequence[TapPoint]) -> l
     with undisturbed(model):
         try:
             for piece in pieces(probe):
-                output_of(model, token_ids(model, piece))
+                output_of(model, token_ids(model, piece.tokens))
         finally:
             taps.remove()
     found = taps.rows(probe.name, probe.dataset, probe.sequence_ids)
@@ -53,9 +55,9 @@ def pieces(probe: Probe) -> Iterator[Probe]:
         )
 
 
-def token_ids(model: nn.Module, probe: Probe) -> Tensor:
-    """Return a probe's token ids where the model is."""
-    return torch.from_numpy(probe.tokens).to(next(model.parameters()).device)
+def token_ids(model: nn.Module, tokens: npt.NDArray[np.int64]) -> Tensor:
+    """Return token ids where the model is."""
+    return torch.from_numpy(tokens).to(next(model.parameters()).device)
 
 
 def output_of(model: nn.Module, ids: Tensor) -> Any:

@@ -64,8 +64,8 @@ def token_scores(
             shape = (len(numbers), len(layers), n)
             columns = {name: np.empty(shape, kind) for name, kind in _COLUMNS.items()}
             for place, number in enumerate(numbers):
-                ids = torch.from_numpy(probe.tokens[number : number + 1])
-                found = _of_sequence(model, ids.to(next(model.parameters()).device), lens)
+                ids = passes.token_ids(model, probe.tokens[number : number + 1])
+                found = _of_sequence(model, ids, lens)
                 for at, logits in enumerate(found):
                     targets = ids[0, 1:].to(logits.device)
                     for name, values in score_columns(logits[:n], targets).items():
