@@ -105,27 +105,24 @@ def _commit(
     stream: Stream, before: Snapshot, run: str, step: int, parts: Sequence[_Part], done: Probed
 ) -> None:
     """Write a step's parts in one commit, as long as the weights that were probed stand."""
+    probed = _weights(before, run, step)
     changed = RecordError(
         f"run {run!r} was changed at step {step} while it was probed; probe it again"
     )
     transaction = stream.begin()
     for part in parts:
         part.write(transaction, done.written)
-    if not _stands(stream.storage, before, run, step):
+    if _weights(Snapshot.take(stream.storage), run, step) != probed:
         raise changed
     transaction.commit()
-    if not _stands(stream.storage, before, run, step):  # the run went back while this was committed
+    if _weights(Snapshot.take(stream.storage), run, step) != probed:  # it went back meanwhile
         _undo(stream, transaction.id)
         raise changed
     done.steps.append(step)
 
 
-def _stands(storage: Storage, before: Snapshot, run: str, step: int) -> bool:
-    """Whether the weights of a step are still those of a snapshot, whatever files they lie in."""
-    return _weights(before, run, step) == _weights(Snapshot.take(storage), run, step)
-
-
 def _weights(snapshot: Snapshot, run: str, step: int) -> set[tuple[str, str]]:
+    """Return which weights stand at a step, whatever files they lie in."""
     found = snapshot.read("weights", ["name", "content_hash"], [run], [step])
     return set(zip(found["name"].to_pylist(), found["content_hash"].to_pylist(), strict=True))
 

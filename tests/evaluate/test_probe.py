@@ -205,7 +205,7 @@ def test_a_run_that_goes_back_during_the_commit_keeps_nothing(
     lake = train(tmp_path)
     lake.probe("first", "repeat", "token_scores,activations:z", 0)
     before = tokens(lake, "first")
-    states = iter([{("a", "1")}, {("a", "1")}, {("a", "1")}, {("a", "2")}])
+    states = iter([{("a", "1")}, {("a", "1")}, {("a", "2")}])
     monkeypatch.setattr(probe, "_weights", lambda *_: next(states))
     with pytest.raises(RecordError, match="was changed at step 1 while it was probed"):
         lake.probe("first", "repeat", "token_scores,activations:z", 1)
