@@ -14,7 +14,7 @@ import polars as pl
 
 from pico.errors import PicoError, QueryError
 from pico.lake.snapshot import Snapshot
-from pico.report import page, plots, sentences, tables
+from pico.report import choices, page, plots, sentences, tables
 from pico.report.page import Picture, Section
 from pico.sql import library, session, statements
 
@@ -105,16 +105,13 @@ class _Story:
 
     def losses(self) -> Section:
         """Show training and held-out loss by tokens."""
-        frame = self._query("loss_by_tokens")
-        columns = {"loss": "training batch", "heldout_loss": "held-out text"}
-        parts = [
-            frame.select("run", "tokens", "step", loss=name, text=pl.lit(text)).drop_nulls("loss")
-            for name, text in columns.items()
-        ]
+        named = {"loss": "training batch", "heldout_loss": "held-out text"}
+        frame = self._query("loss_by_tokens").rename(named)
+        frame, first = choices.together(frame, list(named.values()))
         known = self._sql(_UNIGRAM, [self.runs[0]]).item(0, 0)
         caption = "Loss by tokens seen: dots on held-out text, thin lines of each step's batch."
         pictures = self._picture(
-            pl.concat(parts),
+            frame.rename({first: "loss"}),
             caption,
             value="loss",
             reference=None if known is None else (known, "token frequencies alone"),
