@@ -24,7 +24,7 @@ KEYS = (
     *("position", "n_targets", "n_units", "n_dead", "text"),
 )
 """Columns that say what a value is about, in the order in which a table has them."""
-AXES = ("step", "tokens")
+_AXES = ("step", "tokens")
 _COLORS = ("layer", "count_from", "surprisal_from", "head", "run")
 _SQUARES = (("run", "other_run"), ("step", "other_step"), ("layer", "other_layer"))
 _PARTING = (
@@ -168,9 +168,7 @@ def _panels(frame: pl.DataFrame, taken: Sequence[str], value: str) -> tuple[str,
             "is no series to draw; narrow it, or choose other columns with --x, --y, --color"
         )
     n_panels = frame.select(panels).n_unique() if panels else 1
-    if n_panels > _MOST_PANELS and not (
-        len(panels) == 1 and frame[panels[0]].n_unique() <= _MOST_COLORS
-    ):
+    if n_panels > _MOST_PANELS:
         raise QueryError(
             f"the answer has {n_panels} values of {', '.join(panels)}, too many for a panel each; "
             f"narrow it, such as with -p component=o"
@@ -181,7 +179,7 @@ def _panels(frame: pl.DataFrame, taken: Sequence[str], value: str) -> tuple[str,
 def _axis_of(frame: pl.DataFrame) -> str:
     if "tokens" in frame.columns and frame["tokens"].null_count() == 0:
         return "tokens"
-    found = next((name for name in AXES if name in frame.columns), None)
+    found = next((name for name in _AXES if name in frame.columns), None)
     if found is None:
         known = [n for n, kind in frame.schema.items() if kind.is_numeric()]
         raise QueryError(

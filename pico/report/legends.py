@@ -67,6 +67,16 @@ def _no_math(legend: Any) -> None:
         text.set_parse_math(False)
 
 
+def tell_title(drawn: Figure, places: Sequence[Axes], title: str) -> None:
+    """Write a title over the figure: over all panels, or over the only one."""
+    told = labels.plain(title, 72)
+    looks: dict[str, Any] = {"fontsize": 11, "fontweight": "bold", "parse_math": False}
+    if len(places) > 1:
+        drawn.suptitle(told, x=0.01, ha="left", **looks)
+    else:
+        places[0].set_title(told, loc="left", **looks)
+
+
 def tell_cells(axes: Axes, grid: Any, image: Any) -> None:
     """Write the number of each cell into it."""
     for (row, column), value in np.ndenumerate(grid):

@@ -18,7 +18,7 @@ import polars.selectors as cs
 
 from pico.errors import MissingExtraError, QueryError
 from pico.report import choices, labels, legends
-from pico.report.choices import KEYS, Choice, Kind
+from pico.report.choices import Choice, Kind
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,28 +87,18 @@ def figure(
         raise QueryError(f"no {drawn_value} of the answer is a number, so there is nothing to draw")
     choice = choices.choose(known, drawn_value, kind, x, y, color)
     panels = _parted(known, choice)
-    n_across = min(len(panels), 2 if len(panels) <= 4 else 3)
-    n_down = math.ceil(len(panels) / n_across)
-    if len(panels) > 1:
-        size = (n_across * _PANEL_SIZE[0] + 0.6, n_down * _PANEL_SIZE[1] + 0.3)
     drawn = Figure(figsize=size, layout="constrained")
-    places = drawn.subplots(n_down, n_across, squeeze=False).ravel()
-    for place in places[len(panels) :]:
-        place.set_axis_off()
+    places = _places(drawn, len(panels))
     draw = _Lines(known, choice, runs) if choice.kind == "line" else _Map(known, choice, limits)
-    for place, (name, part) in zip(places, panels, strict=False):
+    for place, (name, part) in zip(places, panels, strict=True):
         draw.panel(place, part)
         if name:
             place.set_title(labels.plain(name, 40), loc="left", fontsize=9, parse_math=False)
         if reference is not None and choice.kind == "line":
             legends.tell_reference(place, *reference)
-    draw.finish(drawn, list(places[: len(panels)]), label or labels.named(drawn_value))
+    draw.finish(drawn, places, label or labels.named(drawn_value))
     if title:
-        told = {"fontsize": 11, "fontweight": "bold", "parse_math": False}
-        if len(panels) > 1:
-            drawn.suptitle(labels.plain(title, 72), x=0.01, ha="left", **told)
-        else:
-            places[0].set_title(labels.plain(title, 72), loc="left", **told)
+        legends.tell_title(drawn, places, title)
     return drawn
 
 
@@ -157,6 +147,18 @@ def is_log_spaced(values: Sequence[float]) -> bool:
         return False
     ratios = [b / a for a, b in itertools.pairwise(known)]
     return sorted(ratios)[len(ratios) // 2] >= 1.3
+
+
+def _places(drawn: Figure, n_panels: int) -> list[Axes]:
+    """Return axes for panels; with several of them the figure takes the size that they need."""
+    n_across = min(n_panels, 2 if n_panels <= 4 else 3)
+    n_down = math.ceil(n_panels / n_across)
+    if n_panels > 1:
+        drawn.set_size_inches(n_across * _PANEL_SIZE[0] + 0.6, n_down * _PANEL_SIZE[1] + 0.3)
+    places = list(drawn.subplots(n_down, n_across, squeeze=False).ravel())
+    for place in places[n_panels:]:
+        place.set_axis_off()
+    return places[:n_panels]
 
 
 def _parted(frame: pl.DataFrame, choice: Choice) -> list[tuple[str, pl.DataFrame]]:
@@ -298,6 +300,3 @@ def _colors(frame: pl.DataFrame, color: str | None, runs: Sequence[str]) -> dict
     ordered = mpl.colormaps["viridis"].resampled(256)
     by_number = {k: ordered(0.92 * i / max(1, len(numbers) - 1)) for i, k in enumerate(numbers)}
     return by_number | ({None: "0.6"} if frame[color].null_count() else {})
-
-
-__all__ = ["KEYS", "RUN_COLORS", "SUFFIXES", "figure", "is_log_spaced", "save", "svg"]
